@@ -1,1 +1,1 @@
-"""Evaluation: how well a model ranks the whole catalogue or answers labelled requests, compared with baselines."""
+"""Measures how well a model ranks the catalogue or answers labelled requests, and compares it with baselines."""

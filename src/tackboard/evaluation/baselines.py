@@ -1,10 +1,10 @@
-"""The two baselines that every model must beat: popular items, and items that occur together with recent items.
+"""The two baselines that every model must beat: popular items, and items that often occur near the user's recent items.
 
-Both are counted on the training events alone and return scores over the catalogue for some users at a time.
+Both count training events only. Their method `score` returns scores over the catalogue for some users at a time.
 `ItemToItem` scores items by cosine co-occurrence. Two items co-occur if they are within `WINDOW` events of each other
-in one history. Each item keeps its `NUM_NEIGHBOURS` strongest neighbours. A user's score of an item is a sum over the
-user's last `NUM_RECENT` items, and each step back multiplies the weight by `DECAY`. Counting is done by sorting, so
-memory grows with the events and never with items × items.
+in one history. Each item keeps its `NUM_NEIGHBOURS` strongest neighbours. The score of an item for a user is the sum of
+its co-occurrences with the user's last `NUM_RECENT` items. Each step back in the history multiplies the weight by
+`DECAY`. Counting is done by sorting, so memory grows with the events and never with items × items.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Popularity:
         self.counts = np.bincount(columns, minlength=len(sequences.catalogue)).astype(np.float32)
 
     def score(self, users: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Returns the same scores for each of `users` [U, catalogue]."""
+        """Returns scores [U, catalogue], which are the same for all of `users`."""
         return np.broadcast_to(self.counts, (len(users), len(self.counts))).copy()
 
 
@@ -68,7 +68,7 @@ class ItemToItem:
         self._starts = np.searchsorted(left[kept], np.arange(num_items + 1))
 
     def score(self, users: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Returns scores for each of `users` (positions), from the history before the held-out event [U, catalogue]."""
+        """Returns scores [U, catalogue] for `users` (positions), from their histories before the held-out event."""
         scores = np.zeros((len(users), len(self.sequences.catalogue)), dtype=np.float32)
         for row, user in enumerate(users):
             begin, end = self.sequences.offsets[user], self.sequences.train_ends[user]

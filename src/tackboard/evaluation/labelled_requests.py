@@ -1,9 +1,9 @@
-"""Evaluates a model on labelled requests of held-out users: AUC and log-loss, compared with mean labels of items.
+"""Evaluates a model on labelled requests of held-out users, by AUC and log-loss, and compares it with a baseline.
 
-Every candidate with a known label in a request of a held-out user is an example; its score is read as log odds. `auc`
-compares any two examples; `auc_within_users` compares only examples of the same user, which is closer to ranking. The
-table also shows a baseline without a model: the item's mean label in training, pulled towards the mean of all items if
-the item is rare.
+Every candidate with a known label in a request of a held-out user is an example; the model's score is read as the log
+odds of the label. `auc` compares examples of all users; `auc_within_users` compares only examples of the same user,
+which is closer to ranking. The baseline is the mean label of the item in training. For a rare item, this mean is pulled
+towards the mean of all items.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ScoredCandidates:
 
 @torch.no_grad()
 def answer(model: Any, steps: RequestSteps, *, max_users: int | None = None, quiet: bool = True) -> ScoredCandidates:
-    """Returns a model's scores for one pass over the requests of `steps`, of at most `max_users` users."""
+    """Scores the candidates of all requests of `steps`, or of the requests of at most `max_users` users."""
     model.eval()
     device = next(model.parameters()).device
     parts: list[list[NDArray[Any]]] = []
@@ -68,7 +68,7 @@ def answer(model: Any, steps: RequestSteps, *, max_users: int | None = None, qui
 
 
 def metrics_of(answers: ScoredCandidates, label: str) -> dict[str, float]:
-    """Returns the metrics of scores for one label. Raises DataError unless there are labels of both kinds."""
+    """Returns the metrics of scores for one label. Raises DataError unless the known labels include both 0 and 1."""
     chosen = answers.take(answers.labels[label] >= 0)
     truth = chosen.labels[label] == 1
     if not len(truth) or truth.all() or not truth.any():
@@ -90,7 +90,7 @@ def metrics_of(answers: ScoredCandidates, label: str) -> dict[str, float]:
 def evaluate_requests(
     model: Any, steps: RequestSteps, training: RequestSteps, *, max_users: int | None = None, quiet: bool = False
 ) -> dict[str, Any]:
-    """Returns the table of a model and of item means, for each label. The model was trained on `training`."""
+    """Returns the metrics of the model and of the item means for each label. The item means come from `training`."""
     answers = answer(model, steps, max_users=max_users, quiet=quiet)
     rows = []
     for label in steps.source.labels:
@@ -122,7 +122,8 @@ def item_means(steps: RequestSteps, label: str, asked: NDArray[np.int64]) -> NDA
 def damped_means(
     keys: NDArray[np.int64], values: NDArray[np.floating], asked: NDArray[np.int64], damping: float
 ) -> NDArray[np.float64]:
-    """Returns for each key of `asked` the mean of its `values` and `damping` zeros; 0 for an unknown key."""
+    """Returns, for each key of `asked`, the mean of the key's `values` together with `damping` zeros. A key that is not
+    in `keys` gets 0."""
     distinct, places = np.unique(keys, return_inverse=True)
     sums = np.bincount(places, values, minlength=len(distinct))
     means = np.append(sums / (np.bincount(places, minlength=len(distinct)) + damping), 0.0)

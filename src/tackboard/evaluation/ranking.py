@@ -1,9 +1,9 @@
-"""Leave-last-out ranking of the full catalogue: compares a model and its rivals in one table.
+"""Evaluates rankings of the full catalogue by leave-last-out, and compares a model and its rivals in one table.
 
-The protocol: each user's last positive event is the target (for validation the positive event before it; the result
-says which). Everything before the target is the history. Every item of the catalogue is ranked, and ties count against
-the target. A setting decides whether items of the history are removed from the ranking; the result repeats the setting.
-Users are ranked in chunks, so memory does not grow with the number of users.
+The target is each user's last positive event, or for validation the positive event before that; the result says which
+of the two. All events before the target are the history. Every item of the catalogue is ranked, and ties count against
+the target. A setting decides whether items of the history are removed from the ranking; the result includes this
+setting. Users are ranked in chunks, so memory does not grow with the number of users.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tackboard.features.column import ranges
 from tackboard.metrics.ranks import RankingMetrics, ranks_of_targets
 
 ScoreUsers = Callable[[NDArray[np.int64]], "NDArray[np.floating] | torch.Tensor"]
-"""A function from positions of users in the sequences [U] to scores over the catalogue [U, items], on any device."""
+"""A function that takes positions of users [U] and returns scores over the catalogue [U, items], on any device."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,9 +38,9 @@ class EvaluationConfig:
     cutoffs: tuple[int, ...] = (1, 5, 10, 50)
     """The values of k in HR@k and NDCG@k."""
     filter_seen: bool = False
-    """Whether items of the history are removed from the ranking. Keep these items if users come back to them."""
+    """Whether items of the history are removed from the ranking. Use False if users often return to the same items."""
     chunk_users: int = 256
-    """Number of users ranked at once; bounds memory."""
+    """Number of users ranked at once, which limits memory."""
 
     def __post_init__(self) -> None:
         check(bool(self.cutoffs) and min(self.cutoffs) >= 1, "evaluation.cutoffs", self.cutoffs, "positive numbers")
@@ -50,8 +50,8 @@ class EvaluationConfig:
 def rank_model(
     model: Any, sequences: Sequences, hashing: HashConfig, max_history: int, *, skip_newest: int = 0
 ) -> ScoreUsers:
-    """Returns a function that scores users by their events before the held-out one, without the newest
-    `skip_newest`."""
+    """Returns a function that scores the catalogue for users, from their events before the held-out event. The newest
+    `skip_newest` of these events are left out."""
     model.eval()
     device = next(model.parameters()).device
     with torch.no_grad():
@@ -74,9 +74,9 @@ def history_batch(
     *,
     skip_newest: int = 0,
 ) -> SequenceBatch:
-    """Returns the newest `max_history` events before each user's held-out event, after skipping `skip_newest`.
+    """Returns the newest `max_history` events before each user's held-out event. Skips the newest `skip_newest` first.
 
-    Features of the request belong to the held-out event, so they do not fit a history with skipped events.
+    Features of the request are computed at the held-out event, so they do not fit a history with skipped events.
     """
     if skip_newest and sequences.request:
         raise ConfigError(
@@ -124,7 +124,7 @@ def evaluate_rankings(
 
 
 def held_out_event(held_out: int) -> str:
-    """Says in words which event of a user is ranked. `held_out` counts positive events from the last."""
+    """Says in words which event is ranked. `held_out` is 1 for a user's last positive event, 2 for the last but one."""
     if held_out == 1:
         return "leave-last-out"
     return f"validation: the last positive event but {({2: 'one', 3: 'two'}).get(held_out, held_out - 1)}"
@@ -133,7 +133,7 @@ def held_out_event(held_out: int) -> str:
 def evaluated_users(sequences: Sequences) -> NDArray[np.int64]:
     """Returns the positions of users with a held-out event and a history. Raises DataError if there are none.
 
-    Users with fewer than `held_out` positive events are left out, because their target belongs to a later test.
+    A user with fewer than `held_out` positive events is left out, because a later test ranks the target of this user.
     """
     targets = sequences.targets
     counts = np.append(0, np.cumsum(sequences.is_positive))
@@ -160,13 +160,14 @@ def target_ranks(
 ) -> NDArray[np.int64]:
     """Returns the 0-based rank of each user's held-out item in the whole catalogue [U].
 
-    If `score` skips the newest events of a history, the filter must skip them too; otherwise it reveals them.
+    If `score` skips the newest events of a history, `skip_newest` must have the same value here. Otherwise the removal
+    of seen items would reveal the skipped events.
     """
     targets = np.searchsorted(sequences.catalogue, sequences.item_ids[sequences.targets[users]])
     ranks = np.empty(len(users), dtype=np.int64)
     for begin in range(0, len(users), chunk_users):
         chunk = slice(begin, begin + chunk_users)
-        # Ranks are computed on the device of the scores: a million items for 256 users are a gigabyte to copy.
+        # Ranks are computed on the device of the scores, because copying a gigabyte of scores would be slow.
         scores = torch.as_tensor(score(users[chunk]))
         if filter_seen:
             _remove_seen(scores, sequences, users[chunk], targets[chunk], skip_newest)
@@ -181,7 +182,8 @@ def baselines(sequences: Sequences) -> dict[str, ScoreUsers]:
 
 
 def gap_closed(rows: list[dict[str, Any]], metric: str = "hr@10") -> float | None:
-    """Returns the share of the gap from the better baseline to the oracle that the model closes, or None."""
+    """Returns the share that the model closes of the gap between the better baseline and the oracle. Returns None if
+    there is no gap, or if `rows` lacks the model or the oracle."""
     by_name = {row["name"]: row for row in rows}
     if not {"model", "oracle"} <= set(by_name) or metric not in by_name["model"]:
         return None

@@ -1,4 +1,4 @@
-"""The oracle's row of the table: the ranking by true probabilities, if the dataset is a synthetic world."""
+"""The oracle, which ranks items by their true probabilities. Only synthetic worlds have an oracle."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def oracle(sequences: Sequences) -> ScoreUsers | None:
     path = dataset.path / TRUTH
     with blaming(path):
         config = from_dict(WorldConfig, truth, "world")
-        # A world lists all items, even items of the future. Their number is checked before memory is allocated.
+        # Both numbers count all items, even items without events. They are compared before memory is allocated.
         if config.num_items != dataset.num_items:
             raise DataError(f"the world has {config.num_items:,} items, the dataset {dataset.num_items:,}")
         columns = find_ids(oracle_item_ids(config), sequences.catalogue)
@@ -36,7 +36,7 @@ def oracle(sequences: Sequences) -> ScoreUsers | None:
         index = sequences.targets[users] - sequences.offsets[:-1][users]
         with blaming(path):
             try:
-                # Targets are positive events, so the oracle too is told that the next event is not a hide.
+                # Targets are positive events, so the oracle uses probabilities given that the event is not a hide.
                 return oracle_scores(config, sequences.user_ids[users], index, given_kept=True)[:, columns]
             except UsageError as error:
                 raise DataError(f"the world does not have the events of the dataset: {error.got}") from None

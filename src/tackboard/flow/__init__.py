@@ -1,1 +1,1 @@
-"""Pipelines: jobs of several commands that a user could also type. The result of each step is read from disk."""
+"""Pipelines run several commands that a user could also type. They read the result of each step from disk."""

@@ -1,8 +1,8 @@
-"""Runs one command of a pipeline as a user would type it, measures it, and never leaves its processes behind.
+"""Runs one command of a pipeline as a user would type it, measures it, and leaves none of its processes running.
 
-A command is given as the words after `tackboard`. The result is its last JSON line, its wall and CPU seconds and its
-largest resident memory. The command prints everything to one log file. Decided: whatever ends the pipeline (success, an
-error, Ctrl-C, SIGTERM, a closed terminal) also ends the command and all processes that it started.
+A command is given as the words after `tackboard`. The result holds the last JSON line, the wall and CPU seconds and the
+peak resident memory of the command. The command prints everything to one log file. Decided: whatever ends the pipeline
+(success, an error, Ctrl-C, SIGTERM, a closed terminal) also ends the command and all processes that it started.
 """
 
 import shlex
@@ -19,7 +19,7 @@ from tackboard.core.processes import POLL_S, Process, last_json_object
 from tackboard.core.progress import say
 
 PROGRAM = (sys.executable, "-m", "tackboard")
-"""How `tackboard` is started: with the same Python, so that a pipeline never mixes two installations."""
+"""The start of every command. It uses the same Python as this process, so a pipeline never mixes two installations."""
 NUM_TAIL_LINES = 15
 
 
@@ -41,11 +41,11 @@ class Finished:
     """The last line of JSON that the command printed; empty if there is none."""
     seconds: float
     cpu_seconds: float
-    """User and system time, including the processes that the command started."""
+    """User and system time of the command and of all processes that it started."""
     peak_rss_bytes: int
 
     def require(self, key: str) -> Any:
-        """Returns a value of the answer. Raises StageError if the answer does not have it."""
+        """Returns a value of the answer. Raises StageError if the answer does not have the key."""
         if key not in self.answer:
             raise StageError(
                 f"`{typed(self.arguments)}` answered without {key!r}", allowed=f"it gave {sorted(self.answer)}"

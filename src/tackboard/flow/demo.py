@@ -1,4 +1,4 @@
-"""Runs the demo: from nothing to a served score, with the same commands that a user types.
+"""Runs the demo, which goes from an empty folder to served scores with the same commands that a user types.
 
 The demo makes a dataset, a run, a bundle, logs and `report.html`, all in one folder. Every step is a `tackboard`
 command in a process of its own. This module only starts the commands, reads their JSON and sends requests to the server
@@ -45,7 +45,7 @@ from tackboard.flow.outcome import STAGE_NAMES, Exchange, Outcome, describe_hard
 
 MARKER = "demo.json"
 KIND = "tackboard demo"
-# Names of everything that a demo writes. A demo that replaces an earlier demo removes only these.
+# Names of all files and folders that a demo writes. A demo that replaces an earlier demo removes only these.
 OWN_NAMES = ("datasets", "runs", "bundle", "logs", "requests", "served", "log.key", "port", "report.html", MARKER)
 MODEL = "demo"
 WIRES = ("binary", "JSON")
@@ -62,7 +62,7 @@ class DemoConfig:
     quick: bool = False
     """Use a tiny world and a few steps. This shows that every stage works, but says nothing about quality."""
     num_users: int = 100
-    """Number of users to score for. The request of each user is sent once as binary tensors and once as JSON."""
+    """Number of users who send a request. The request of each user is sent once as binary tensors and once as JSON."""
     num_candidates: int = 1000
     """Number of items to score in one request."""
     num_compared: int = 3
@@ -150,7 +150,7 @@ def claim_folder(out: Path) -> Iterator[None]:
 
 
 def build_commands(config: DemoConfig, run: str = "RUN") -> dict[str, tuple[str, ...]]:
-    """Returns the commands up to `serve`. `run` is the trained run, for `evaluate` and `export`."""
+    """Returns the commands up to `serve`. `run` is the trained run that `evaluate` and `export` read."""
     out = config.out
     small_world = ("--set", "num_users=300", "--set", "num_items=400") if config.quick else ()
     short_run = ("--set", "training.steps=20", "--set", "training.log_every=1") if config.quick else ()
@@ -174,7 +174,7 @@ def build_commands(config: DemoConfig, run: str = "RUN") -> dict[str, tuple[str,
 
 
 class TrainingWatch:
-    """Follows the metrics.jsonl of a run and shows its newest step. `runs` holds at most one run, that of the demo."""
+    """Follows the metrics.jsonl of a run and shows its newest step. The folder `runs` holds at most one run."""
 
     def __init__(self, runs: Path, display: Display) -> None:
         self.runs = runs
@@ -195,7 +195,7 @@ class TrainingWatch:
                 self._num_steps = int(read_json(self._run / "config.json")["training"]["steps"])
         with (self._run / "metrics.jsonl").open("rb") as file:
             if file.seek(0, os.SEEK_END) < self._offset:
-                self._offset = 0  # A run that was rolled back cuts its metrics, so the file got shorter.
+                self._offset = 0  # The file got shorter: a run that is rolled back cuts its metrics.
             file.seek(self._offset)
             added = file.read()
         end = added.rfind(b"\n") + 1
@@ -218,7 +218,7 @@ def _build(config: DemoConfig, display: Display) -> dict[str, Finished]:
         return stages[name]
 
     data = run("data")
-    # The counts are among the statistics of the dataset, but the report and the bench look for them at the top level.
+    # The command prints the counts inside `statistics`, but the report and the bench read them from the top level.
     stages["data"] = data = replace(data, answer={**data.answer.get("statistics", {}), **data.answer})
     counts = {name: f"{data.require(f'num_{name}'):,} {name}" for name in ("events", "users", "items")}
     display.end(f"{counts['events']} of {counts['users']} on {counts['items']}")
@@ -235,7 +235,8 @@ def _build(config: DemoConfig, display: Display) -> dict[str, Finished]:
 def _serve(
     config: DemoConfig, requests: list[UserRequest], display: Display
 ) -> tuple[Finished, list[Exchange], list[NDArray[np.float32]]]:
-    """Starts the server, sends all requests and stops the server. Returns the stage, the cost and the binary scores."""
+    """Starts the server, sends all requests and stops the server. Returns the stage, the cost of each wire format and
+    the scores of the binary requests."""
     arguments = build_commands(config)["serve"]
     write_text_atomic(config.out / "log.key", secrets.token_hex(KEY_BYTES) + "\n")
     port_file = config.out / "port"
@@ -292,7 +293,7 @@ def _compare(
     served: list[NDArray[np.float32]],
     display: Display,
 ) -> tuple[Finished, float]:
-    """Scores some requests again without the server. Returns all commands as one stage, and the largest difference."""
+    """Scores some requests again without the server. Returns one stage for all commands, and the largest difference."""
     folder = config.out / "requests"
     folder.mkdir()
     worst = 0.0

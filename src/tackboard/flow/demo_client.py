@@ -32,7 +32,7 @@ class UnansweredError(TackboardError):
 class UserRequest:
     """The known events of a user at the time of a request, oldest first, and the items to score.
 
-    Users and items have the original ids of the dataset.
+    The ids of users and items are the original ids of the dataset.
     """
 
     user: Any
@@ -42,7 +42,7 @@ class UserRequest:
     candidates: list[Any]
 
     def document(self) -> dict[str, Any]:
-        """The request as `tackboard score` reads it from a file."""
+        """The request in the format of the files that `tackboard score` reads."""
         columns = zip(*(self.history[name] for name in HISTORY_FIELDS), strict=True)
         events = [dict(zip(HISTORY_FIELDS, values, strict=True)) for values in columns]
         return {
@@ -62,10 +62,11 @@ class ServerAnswers:
 
 
 def draw_requests(dataset: Path, *, num_requests: int, num_candidates: int) -> list[UserRequest]:
-    """Draws requests of `num_requests` users (or of all, if there are fewer), 1 ms after the last event of each user.
+    """Draws one request for each of `num_requests` users (or of all users, if there are fewer).
 
-    A history holds the events that had been received before the request, so a late event is missing. The candidates of
-    a request are distinct, unless the catalogue is smaller than `num_candidates`; then the catalogue is repeated.
+    The request time is 1 ms after the user's last event. A history holds the events that had been received before the
+    request, so late events are left out. The candidates of a request are distinct, unless the catalogue is smaller than
+    `num_candidates`; then the catalogue is repeated.
     """
     import pyarrow.parquet as parquet
 
@@ -192,7 +193,7 @@ def _inputs(request: UserRequest, datatypes: dict[str, str], *, binary: bool) ->
     columns = {f"history_{name}": request.history[name] for name in HISTORY_FIELDS}
     columns |= {"candidate_item": request.candidates, "user": [request.user]}
     columns["request_time_ms"] = [request.request_time_ms]
-    # Users may be strings although items are numbers. The server takes either.
+    # User ids may be strings even if item ids are numbers. The server takes both types.
     datatypes = datatypes | {"user": "INT64" if isinstance(request.user, int) else "BYTES"}
     inputs = []
     for name, values in columns.items():

@@ -1,7 +1,7 @@
-"""Writes the demo's report, `report.html`, from an outcome and the files that it names.
+"""Writes the demo's report, `report.html`, from the outcome of a demo and the files that the outcome names.
 
 The page must convince somebody who did not run the demo. It says what was promised and whether the promise was kept,
-how each number was measured, which files were written, and which commands do the same by hand.
+how each number was measured, which files were written, and which commands a user would type to repeat the demo.
 """
 
 import json
@@ -291,7 +291,7 @@ def _add_time(section: Section, outcome: Outcome) -> None:
 
 
 def commands_by_hand(outcome: Outcome) -> list[str]:
-    """Returns the commands of every stage as a user would type them, and the client's command after the server's."""
+    """Returns the commands of every stage as a user would type them. The client is started after the server."""
     lines = []
     for name in ("data", "train", "evaluate", "export"):
         lines.append(typed([word for word in outcome.stages[name].arguments if word != "--json"]))
@@ -329,7 +329,7 @@ def _shown(path: str) -> str:
 
 
 def _metric_keys(row: dict[str, float]) -> list[str]:
-    """Returns the metrics to show, in their order. NDCG@1 is left out, because it equals HR@1 by definition."""
+    """Returns the names of the metrics to show, in order. NDCG@1 is left out, because it equals HR@1 by definition."""
     return [key for key in row if "@" in key and key != "ndcg@1"]
 
 

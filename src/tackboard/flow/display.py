@@ -1,6 +1,6 @@
 """Shows the progress of a pipeline: a live line on a terminal, and one line per finished stage everywhere.
 
-Everything goes to stderr, so that stdout stays free for the one JSON object that `--json` promises.
+Everything goes to stderr, so that stdout holds only the JSON object that `--json` prints.
 """
 
 import sys
@@ -58,7 +58,7 @@ class Display:
             self._task = self._progress.add_task(self._label(), total=None, note="")
 
     def update(self, done: float | None = None, total: float | None = None, note: str | None = None) -> None:
-        """Shows the progress of the stage, on a terminal only."""
+        """Shows the progress of the stage, but only on a terminal."""
         if self._progress is not None:
             changes = {"completed": done, "total": total, "note": note}
             self._progress.update(self._task, **{key: value for key, value in changes.items() if value is not None})

@@ -1,11 +1,11 @@
-"""Runs steps in processes of their own, several at a time, and reports finished, failed and unfinished steps.
+"""Runs each step in its own process, several steps at a time, and reports finished, failed and unfinished steps.
 
 Because each step has its own process, its peak memory can be measured, and a step that dies harms no other step. A step
 waits for the step that it builds on. When time is up, or the program must stop, processes get SIGTERM. A process that
-trains then saves its state and ends, and the next call continues from there. The processes of steps also end in this
-way if this process dies. A process that dies of a signal (a crash, or the kernel's out-of-memory killer) is started
-again from its last checkpoint, because several processes may share a GPU and a fault of one can kill all of them. The
-process of a step calls `run_step`.
+trains then saves its state and ends, and the next call continues from that state. If this process dies, the processes
+of steps end in the same way. A process that dies of a signal (a crash, or the kernel's out-of-memory killer) is started
+again from its last checkpoint, because several processes may share a GPU, and a fault of one process can kill all of
+them. The process of a step calls `run_step`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from tackboard.core.processes import PARENT_VARIABLE, POLL_S, Process, handled, 
 from tackboard.core.progress import say
 
 PACKAGES = Path(__file__).resolve().parents[2]
-"""The folder that holds this package, so that the process of a step runs the same package."""
+"""The folder that holds this package. It is on the PYTHONPATH of every step, so that the step runs the same package."""
 TELL_EVERY_S = 30.0
 NUM_TAIL_LINES = 50
 MAX_TRIES = 4
 """A step whose process dies of a signal is started at most this many times in one call."""
 LATE_S, LATE_SHARE = 60.0, 0.1
-"""No step starts in the last 60 s, or in the last tenth of a short time limit, as it would have to stop at once."""
+"""No step starts in the last 60 s (or the last tenth, if shorter) of the time limit, because the step would soon have
+to stop."""
 GRACE_S = 60.0
 """A stopped process may take this long to save its state. After that it is killed and loses unsaved work."""
 
@@ -56,9 +57,9 @@ class Step:
     label: str
     """The name that people see."""
     log: Path
-    """The file to which the process of the step prints, after the output of earlier processes."""
+    """The file to which the process of the step prints. Output is appended to that of earlier processes of the step."""
     command: Callable[[int], Sequence[str]]
-    """Returns the command of the process, for a number of threads. It is called when the step starts."""
+    """Returns the command that starts the process with a number of threads. It is called when the step starts."""
     run: Callable[[], object]
     """Does the step in this process. Raises Preempted if the step was stopped."""
     is_finished: Callable[[], bool]
@@ -71,12 +72,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Failure:
-    """A step whose process failed: it ended with another code than 0 and 75, or it left no result."""
+    """A step whose process failed: its exit code was neither 0 nor 75 (stopped), or it left no result."""
 
     step: Step
     code: int
     reason: str
-    """The last error that the process printed, or else its last line."""
+    """The last error that the process printed, or else the last line that it printed."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class JobReport:
     """The outcome of one call of `JobRunner.run`."""
 
     num_found: int
-    """Number of steps that were finished before."""
+    """Number of steps that were finished before this call."""
     num_done: int
     """Number of steps that this call finished."""
     failures: tuple[Failure, ...]
@@ -191,7 +192,7 @@ class JobRunner:
         return Failure(step, code or 1, _reason(process))
 
     def _stop(self, running: list[tuple[Step, Process]]) -> list[Step]:
-        """Asks processes to save and end, and kills those that do not end in time. Returns the unfinished steps."""
+        """Asks processes to save and end, and kills processes that do not end in time. Returns the unfinished steps."""
         try:
             for _, process in running:
                 process.send(signal.SIGTERM)
@@ -199,7 +200,7 @@ class JobRunner:
             for step, process in running:
                 if process.wait(max(0.1, deadline - time.monotonic())) is None:
                     say(f"killed after {GRACE_S:.0f} s: {step.label} will continue from its last checkpoint")
-        finally:  # A second signal ends the waiting. No process may stay behind.
+        finally:  # A second signal ends the wait, but even then no process may keep running.
             for _, process in running:
                 process.kill()
         return [step for step, _ in running if not step.is_finished()]
@@ -212,9 +213,9 @@ class JobRunner:
 
 
 def run_step(work: Callable[[], object], *, lock: Path) -> int:
-    """Runs `work`, which returns the place of the result, in the process of a step. Returns the exit code.
+    """Runs `work` in the process of a step and returns the exit code. `work` returns the place of its result.
 
-    SIGTERM ends the work, and so does the end of the parent process. Waits while another process holds `lock`.
+    The work ends on SIGTERM and when the parent process ends. Waits while another process holds `lock`.
     """
     try:
         with stop_is_preemption():
@@ -240,12 +241,12 @@ def _alone(lock: Path) -> Iterator[None]:
 
 
 def _with_before(step: Step) -> list[Step]:
-    """Returns the steps that a step builds on, and then the step."""
+    """Returns the steps that a step builds on, followed by the step itself."""
     return [*(_with_before(step.after) if step.after is not None else []), step]
 
 
 def _words(step: Step, process: Process) -> str:
-    """Describes how far a running step is."""
+    """Describes the progress of a running step in words."""
     return ", ".join([f"{step.label} {process.seconds:,.0f} s", *_lines(process)[-1:]])
 
 
@@ -255,6 +256,6 @@ def _lines(process: Process) -> list[str]:
 
 
 def _reason(process: Process) -> str:
-    """Returns why a process failed: its last line that begins with `error: `, or else its last line."""
+    """Returns why a process failed: its last printed line that begins with `error: `, or else its last printed line."""
     lines = _lines(process)
     return next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1] if lines else "")

@@ -11,7 +11,7 @@ from tackboard.flow.command import Finished
 from tackboard.report.svg import percentile
 
 TARGET_GAP_CLOSED = 0.40
-"""The target: the model closes this share of the gap in HR@10 between the better baseline and the oracle. It was fixed
+"""The model should close this share of the gap in HR@10 between the better baseline and the oracle. This target was set
 before the first comparison."""
 
 STAGE_NAMES = ("data", "train", "evaluate", "export", "serve", "compare", "replay", "report")
@@ -19,7 +19,7 @@ STAGE_NAMES = ("data", "train", "evaluate", "export", "serve", "compare", "repla
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """The requests of one wire format, and their cost."""
+    """The cost of all requests in one wire format."""
 
     wire: str
     latencies_ms: list[float]
@@ -29,7 +29,7 @@ class Exchange:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """One demo, from the first event to the last score."""
+    """The results of one demo."""
 
     out: Path
     quick: bool
@@ -48,14 +48,14 @@ class Outcome:
 
     @property
     def metrics(self) -> dict[str, dict[str, float]]:
-        """Quality by row name (popularity, item-to-item, model, oracle)."""
+        """The metrics of each ranking, by its name (popularity, item-to-item, model, oracle)."""
         return {str(row["name"]): row for row in self.stages["evaluate"].require("rows")}
 
     @property
     def gap_closed(self) -> float:
-        """Share of the gap in HR@10 between the better baseline and the oracle that the model closes.
+        """The share that the model closes of the gap in HR@10 between the better baseline and the oracle.
 
-        NaN if there is no gap, which happens only in a world that is too small to judge by.
+        NaN if there is no gap, which happens only if the world is too small to judge a model.
         """
         value = self.stages["evaluate"].require("gap_closed")
         return math.nan if value is None else float(value)
@@ -66,7 +66,7 @@ class Outcome:
 
     @property
     def latencies_ms(self) -> list[float]:
-        """Latencies of all requests, of both wire formats."""
+        """Latencies of all requests in both wire formats."""
         return [value for exchange in self.exchanges for value in exchange.latencies_ms]
 
     def summary(self) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """Metrics of yes-or-no predictions: AUC and log-loss from logits and labels, and their bootstrap intervals.
 
-AUC is the chance that an example with a yes scores above one with a no; a tie counts half. AUC says how well examples
-are ordered; log-loss says whether probabilities are right. AUC within users is the mean over users who have both a yes
-and a no, so a model gains nothing by separating generous users from strict users.
+AUC is the chance that an example with label yes scores higher than an example with label no; a tie counts half. AUC
+says how well examples are ordered; log-loss says whether probabilities are right. AUC within users is the mean AUC of
+the users who have both labels, so a model gains nothing by separating users who often say yes from users who rarely do.
 
-Examples of one user are alike, so an interval must come from drawing users again, not examples. `UserResamples` draws
-users once and computes the metric of every draw. Two models are compared draw by draw, with the same draws.
+Examples of one user are alike, so an interval must come from resampling users, not examples. `UserResamples` makes the
+draws once and computes a metric for each draw. Two models are compared on the same draws.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ Labels = NDArray[np.bool_]
 
 
 def auc(scores: Scores, labels: Labels, weights: NDArray[np.floating] | None = None) -> float:
-    """Returns the chance that a yes scores above a no; a tie counts half. NaN without a yes or without a no.
+    """Returns the chance that a yes scores above a no; a tie counts half. Returns NaN if all labels are the same.
 
-    An example of weight 2 counts as two.
+    An example of weight 2 counts as two examples.
     """
     _, groups = np.unique(scores, return_inverse=True)
     return _auc_of_groups(groups, labels, np.ones(len(labels)) if weights is None else np.asarray(weights, np.float64))
 
 
 def log_losses(logits: Scores, labels: Labels) -> NDArray[np.float64]:
-    """Returns −log of the probability that the model gave to the true label [E]."""
+    """Returns −log of the probability that the model gave to the true label of each example [E]."""
     signed = np.where(labels, logits, -np.asarray(logits, dtype=np.float64))
     return np.asarray(np.logaddexp(0.0, -signed))
 
@@ -39,7 +39,8 @@ def logit(probabilities: NDArray[np.floating], least: float = 0.01) -> NDArray[n
 
 
 def auc_of_users(scores: Scores, labels: Labels, users: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Returns the AUC of each user's examples [U], NaN without a yes or without a no. `users` count from 0."""
+    """Returns the AUC of each user's examples [U], or NaN for a user with only one of the two labels. `users` holds the
+    user of each example, counted from 0."""
     found = np.full(int(users.max(initial=-1)) + 1, np.nan)
     order = np.argsort(users, kind="stable")
     bounds = np.searchsorted(users[order], np.arange(len(found) + 1))
@@ -51,10 +52,10 @@ def auc_of_users(scores: Scores, labels: Labels, users: NDArray[np.int64]) -> ND
 
 
 class UserResamples:
-    """Bootstrap draws of all users, with replacement. The same arguments give the same draws."""
+    """Bootstrap draws of users, with replacement. The same arguments give the same draws."""
 
     def __init__(self, users: NDArray[np.int64], num_resamples: int = 1000, seed: int = 0) -> None:
-        """`users` [E] are the users of the examples, counted from 0."""
+        """`users` [E] holds the user of each example, counted from 0."""
         self.users = users
         num_users = int(users.max(initial=-1)) + 1
         generator = np.random.default_rng(seed)
@@ -69,25 +70,25 @@ class UserResamples:
         return np.array([_auc_of_groups(groups, labels, counts[self.users]) for counts in self.counts])
 
     def mean(self, values: NDArray[np.floating]) -> NDArray[np.float64]:
-        """Returns the mean of a value per example, over the examples of the drawn users, for each draw [R]."""
+        """Returns, for each draw [R], the mean of `values` (one per example) over the examples of the drawn users."""
         sums = np.bincount(self.users, values, minlength=self.counts.shape[1])
         sizes = np.bincount(self.users, minlength=self.counts.shape[1]).astype(np.float64)
         return np.asarray((self.counts @ sums) / (self.counts @ sizes))
 
     def mean_of_users(self, values: NDArray[np.floating]) -> NDArray[np.float64]:
-        """Returns the mean of a value per user over the drawn users, for each draw [R]. NaN values are left out."""
+        """Returns, for each draw [R], the mean of `values` (one per user) over the drawn users. Skips NaN values."""
         known = ~np.isnan(values)
         return np.asarray((self.counts @ np.where(known, values, 0.0)) / (self.counts @ known.astype(np.float64)))
 
 
 def interval(values: NDArray[np.floating], level: float = 0.95) -> tuple[float, float]:
-    """Returns the percentile interval of a metric over draws."""
+    """Returns the percentile interval of a metric, given its value in each draw."""
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 
 def _auc_of_groups(groups: NDArray[np.int64], labels: Labels, weights: NDArray[np.float64]) -> float:
-    """Returns the weighted AUC. `groups` are the ranks of the scores among the distinct scores, rising."""
+    """Returns the weighted AUC. `groups` holds the rank of each score among the distinct scores, lowest first."""
     positive = np.bincount(groups, np.where(labels, weights, 0.0))
     negative = np.bincount(groups, np.where(labels, 0.0, weights))
     pairs = positive.sum() * negative.sum()

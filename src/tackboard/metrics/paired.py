@@ -1,8 +1,8 @@
-"""Paired bootstrap: the interval of the difference between two models on the same users.
+"""Computes a paired bootstrap interval for the difference between two models on the same users.
 
-It takes one number per user and model, for example whether the held-out item was among the first ten, averaged over
-seeds. It returns the mean difference and the percentile interval of its bootstrap over users. The comparison is paired,
-because users differ from each other far more than models do; in a paired difference these differences cancel.
+The input is one number per user and model, for example whether the held-out item was among the first ten, averaged over
+seeds. The output is the mean difference and its percentile interval over bootstrap draws of users. The comparison is
+paired because users differ from each other far more than models do. Pairing cancels the differences between users.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tackboard.metrics.binary import interval
 
 DRAWS_AT_ONCE = 1 << 22
-"""Number of users drawn at once; bounds memory."""
+"""About this number of users is drawn at once, which limits memory."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,10 +40,10 @@ def gains(ranks: NDArray[np.int64], k: int) -> NDArray[np.float64]:
 def paired_bootstrap(
     a: NDArray[np.floating], b: NDArray[np.floating], num_resamples: int = 1000, seed: int = 0, level: float = 0.95
 ) -> Difference:
-    """Returns the mean of a - b over users, and the interval that contains the share `level` of its bootstrap.
+    """Returns the mean of a - b over users, and the interval that contains the share `level` of the resampled means.
 
-    `a` and `b` have one value per user. A resample draws the same number of users again, with replacement, and uses
-    both values of each.
+    `a` and `b` have one value per user. Each resample has the same number of users, drawn with replacement, and uses
+    both values of each drawn user.
     """
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if first.shape != second.shape or first.ndim != 1 or not len(first):

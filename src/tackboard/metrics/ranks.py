@@ -1,7 +1,7 @@
-"""HR@k and NDCG@k over ranked catalogues with one relevant item.
+"""Computes HR@k and NDCG@k of rankings in which each user has one relevant item.
 
-It takes the rank of each user's held-out item (0 is best) and returns means. With one relevant item HR@k is the share
-of ranks below k. NDCG@k is the mean over all users of 1/log2(rank + 2), with 0 for ranks of k or more.
+The input is the rank of each user's held-out item (0 is best); the output is means over users. With one relevant item,
+HR@k is the share of ranks below k. NDCG@k is the mean of 1/log2(rank + 2), with 0 for ranks of k or more.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 @dataclasses.dataclass
 class RankingMetrics:
-    """HR@k and NDCG@k for several k, summed up over calls of `update`."""
+    """HR@k and NDCG@k for several k, over all users that calls of `update` added."""
 
     cutoffs: tuple[int, ...]
     num_users: int = 0
@@ -23,7 +23,7 @@ class RankingMetrics:
     gains: dict[int, float] = dataclasses.field(default_factory=dict)
 
     def update(self, ranks: NDArray[np.int64]) -> None:
-        """Adds users, given by the 0-based rank of their relevant item."""
+        """Adds users. `ranks` holds the 0-based rank of the relevant item of each user."""
         self.num_users += len(ranks)
         for k in self.cutoffs:
             inside = ranks[ranks < k]
@@ -31,7 +31,7 @@ class RankingMetrics:
             self.gains[k] = self.gains.get(k, 0.0) + float(np.sum(1.0 / np.log2(inside + 2.0)))
 
     def result(self) -> dict[str, float]:
-        """Returns `hr@k` and `ndcg@k` by name; 0 without users."""
+        """Returns `hr@k` and `ndcg@k` by name; all are 0 if there are no users."""
         users = max(1, self.num_users)
         rates = {f"hr@{k}": self.hits.get(k, 0) / users for k in self.cutoffs}
         return rates | {f"ndcg@{k}": self.gains.get(k, 0.0) / users for k in self.cutoffs}
@@ -44,6 +44,6 @@ def ranks_of_targets(scores: NDArray[np.floating] | torch.Tensor, targets: NDArr
     """
     values = torch.as_tensor(scores)
     own = values.gather(1, torch.from_numpy(targets).to(values.device)[:, None])
-    # Not `scores >= own`: with a NaN this is false everywhere, and the target would rank first.
+    # `values >= own` would be wrong: with a NaN it is false everywhere, and the target would rank first.
     ranks: NDArray[np.int64] = ((~(values < own)).sum(dim=1) - 1).cpu().numpy()
     return ranks

@@ -1,1 +1,1 @@
-"""Fast operations. Tests compare each operation with a plain twin that computes the same."""
+"""Fast operations. Tests compare each operation with a plain implementation of the same computation."""

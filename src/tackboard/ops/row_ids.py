@@ -1,7 +1,7 @@
-"""Converts item ids to table rows on the device: the torch twin of `core.hashing.row_ids`, equal bit for bit.
+"""Converts item ids to table rows on the device, with the same results as `core.hashing.row_ids` (NumPy).
 
-torch has no unsigned 64-bit arithmetic. int64 serves for multiplication and addition, which wrap the same in two's
-complement. A logical shift is an arithmetic shift whose copies of the sign bit are masked off.
+torch has no unsigned 64-bit arithmetic. So this module uses int64, whose sums and products have the same bits in two's
+complement. A logical right shift is an arithmetic shift, after which the copies of the sign bit are masked off.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tackboard.core.hashing import MULTIPLIER_1, MULTIPLIER_2, seed_offset, tabl
 def row_ids(ids: torch.Tensor, num_hashes: int, num_rows: int, seed: int) -> torch.Tensor:
     """Returns the rows of `ids` (int64 [M]) in `num_hashes` tables of `num_rows` rows: int64 [M, num_hashes]."""
     rows = [
-        (_shift_right(mix64(ids, table_seed(seed, table)), 32) * num_rows) >> 32  # below 2^63, so never negative
+        (_shift_right(mix64(ids, table_seed(seed, table)), 32) * num_rows) >> 32  # the product is below 2^63
         for table in range(num_hashes)
     ]
     return torch.stack(rows, dim=-1)

@@ -1,11 +1,11 @@
 """Looks up very many indices in a table of a few rows, as an attention bias requires.
 
-It takes a table [V, H] and indices of any shape, and returns rows. The forward pass is an embedding; the reason for
-this module is the backward pass. torch's own backward sorts the indices and gives each row to a few threads. For 128
-rows and millions of indices this takes longer than the attention itself. Here the gradient is added up in many copies
-of the table, one for each part of the indices, and the copies are summed. So additions that would meet on a few hundred
-addresses are spread over a million. On a CPU the additions do not run in parallel, so there is one copy, and the order
-of the sum is fixed.
+The input is a table [V, H] and indices of any shape; the output is one row per index. The forward pass is torch's
+embedding lookup; this module exists for the backward pass. torch's own backward sorts the indices and gives each row to
+a few threads. For 128 rows and millions of indices this takes longer than the attention itself. Here the gradient is
+added up in many copies of the table, one for each part of the indices, and the copies are summed. So the additions are
+spread over a million addresses instead of a few hundred. On a CPU the additions do not run in parallel, so there is
+only one copy, and the order of the additions is fixed.
 
 Shapes: V rows, H numbers per row, L indices in all, G copies.
 """
@@ -22,7 +22,7 @@ COPIES = 4096
 
 
 def small_table_rows(table_VH: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Returns the row of the table for each index [..., H]."""
+    """Returns the row of the table for each index, as a tensor [..., H]."""
     rows: torch.Tensor = _Lookup.apply(table_VH, index)
     return rows
 

@@ -1,15 +1,16 @@
-"""Stochastic rounding of fp32 numbers to fp16 or bf16 numbers that are right on average.
+"""Rounds fp32 numbers up or down to fp16 or bf16 at random, so that the result is right on average.
 
-A number between two neighbours of the smaller format becomes the upper neighbour with a probability that is its
-distance from the lower neighbour, divided by the gap between the two. Many updates far below a gap then still add up,
-while rounding to nearest would lose every one of them. So a table can be trained in half precision.
+A number lies between two neighbouring numbers of the smaller format. It is rounded up with a probability equal to its
+distance from the lower neighbour, divided by the gap between the two neighbours. Updates far smaller than a gap then
+add up over time, while rounding to nearest would lose them. So half-precision tables can be trained.
 
-The random bits are `core.keyed_random.bits(seed, step, table, row, column)`: a pure function, never a stream. So an
-update gives the same bits in any order of rows, for any subset of rows, on any device and in a resumed run. Everything
-is integer arithmetic on bit patterns, which no compiler's fast maths and no device's subnormal mode can change.
+The random bits are the result of `core.keyed_random.bits(seed, step, table, row, column)`, which is a pure function and
+has no state. So an update gives the same bits in any order of rows, for any subset of rows, on any device and in a
+resumed run. All arithmetic is done with integers on bit patterns, so neither a compiler's fast maths nor a device's
+subnormal mode can change a result.
 
-Decided: a number beyond the largest finite number becomes that number, so that rounding never makes an infinity in a
-long run. A number that was not finite before stays so, and the guard sees it.
+Decided: a finite number beyond the largest finite number of the smaller format becomes that largest number, so rounding
+never creates an infinity. An infinity or NaN is kept, so that a check for finite numbers finds it.
 
 Shapes: R rows, D columns.
 """
@@ -25,14 +26,14 @@ from tackboard.core.keyed_random import bits
 from tackboard.ops.row_ids import mix64
 
 KEY_DEPTH = 3
-"""Number of keys that `rounding_key` takes in: seed (0), step (1), table (2). Row and column follow."""
+"""Number of inputs of `rounding_key`: seed (0), step (1) and table (2). `random_bits` adds row (3) and column (4)."""
 MOST_DROPPED_BITS = 62
-"""Largest number of random bits that are added to a number, so that int64 holds the sum."""
+"""Largest number of random bits that are added to a number. With more bits, the sum would not fit into int64."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Format:
-    """A 16-bit format: bits of the mantissa, fp32's exponent bias minus that of the format, special bit patterns."""
+    """A 16-bit format. `bias_below` is the exponent bias of fp32 minus the exponent bias of this format."""
 
     mantissa_bits: int
     bias_below: int
@@ -48,7 +49,7 @@ _FORMATS = {
 
 
 def rounding_key(seed: int, step: int, table: int = 0) -> int:
-    """Returns the key of one step's rounding of one table: 64 bits as a signed integer."""
+    """Returns the key for rounding one table in one step, 64 bits as a signed integer."""
     return int(bits(seed, step, table).view("int64")[0])
 
 
@@ -63,8 +64,8 @@ def random_bits(key: int, rows: torch.Tensor, num_columns: int) -> torch.Tensor:
 def stochastic_round(values: torch.Tensor, dtype: torch.dtype, rows: torch.Tensor, key: int) -> torch.Tensor:
     """Rounds `values` (float32 [R, D]) to `dtype` (float16 or bfloat16), each to one of its two neighbours.
 
-    `rows` (int64 [R]) holds the position of each row of `values` in its table. The position, the column and `key` (see
-    `rounding_key`) decide the random bits. Probabilities are exact, except for parts below 2^-62 of the smallest gap.
+    `rows` (int64 [R]) holds the position of each row of `values` in the table. The position, the column and `key` (see
+    `rounding_key`) decide the random bits. Probabilities are exact to 2^-62 of the smallest gap.
     """
     if dtype not in _FORMATS or values.dtype != torch.float32:
         raise DataError(f"cannot round {values.dtype} to {dtype}", allowed="allowed: float32 to float16 or bfloat16")
@@ -86,9 +87,10 @@ def stochastic_round(values: torch.Tensor, dtype: torch.dtype, rows: torch.Tenso
     excess_RD = (dropped_RD - MOST_DROPPED_BITS).clamp_min(0)
     dropped_RD -= excess_RD
     random_RD = random_bits(key, rows, values.shape[1]) & ((1 << MOST_DROPPED_BITS) - 1)
-    # The part below a gap has `dropped` bits. Adding as many random bits carries with probability part / gap.
+    # The part of the mantissa below a gap has `dropped` bits. Adding a random number of `dropped` bits produces a carry
+    # with probability part / gap.
     gaps_RD = ((mantissa_RD >> excess_RD) + (random_RD >> (MOST_DROPPED_BITS - dropped_RD))) >> dropped_RD
-    # A carry out of the mantissa raises the exponent by one, which gives the next power of two, as it should.
+    # A carry out of the mantissa raises the exponent by one, which correctly gives the next power of two.
     rounded_RD = gaps_RD + ((exponent_RD.clamp_min(1) - 1) << target.mantissa_bits)
     rounded_RD = rounded_RD.clamp_max(target.largest)
     rounded_RD = torch.where(magnitude_RD == 0x7F800000, target.infinity, rounded_RD)

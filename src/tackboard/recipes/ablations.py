@@ -1,20 +1,21 @@
-"""Published ablations, most of them from PinFM, at a small size. Each recipe is a base recipe with one change.
+"""Repeats published ablations, most of them from PinFM, at a small size. Each recipe is a base recipe with one change.
 
-    losses      the next-token loss alone, or with the multi-token loss, or with this and the future-token loss
+    losses      next-token loss alone; with multi-token loss; with multi-token loss and future-token loss
     rows        number of rows in each sub-table
     length      length of pretraining
     negatives   negatives of the batch, drawn negatives or both; corrected for popularity or not
-    own         which of a user's own positives may be negatives for that user: none, later ones, or all
-    positives   actions that the loss predicts, on a dataset that has several actions
+    own         which of a user's own positives may be negatives for the same user: none, later positives, or all
+    positives   which actions the loss predicts, on a dataset with several actions
 
 The base on MovieLens-1M is the recipe of the dataset (recipes/public.py), with width 64, two GPT layers as published
-and about 20 passes over the events. As published, a user's own positives are not negatives of this user. The base on
-Deskdrop is the recipe with width 64 and two layers. No base reads the request time. A change shows its effect on this
-small base too, at a tenth of the cost. `tackboard bench quality --study ablations` runs all recipes and shows each
-result beside the published direction.
+and about 20 passes over the events. As published, a user's own positives are never negatives for the same user. The
+base on Deskdrop is the recipe of that dataset with width 64 and two layers. Neither base reads the request time. The
+small base shows the effect of a change at a tenth of the cost of the full recipe. `tackboard bench quality --study
+ablations` runs all recipes and compares the direction of each effect with the published direction.
 
-Decided: losses are added with weight 1, as we read the publication. The length of the multi-token window (8 events) and
-the number of events that a downstream task reads (100) are our choices, because the publication does not give them.
+Decided: losses are added with weight 1, which is how we understand the publication. The length of the multi-token
+window (8 events) and the number of events that a downstream task reads (100) are our choices, because the publication
+does not give them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tackboard.recipes.public import deskdrop, ml_1m
 from tackboard.train.config import RunConfig
 
 STEPS = 1_240
-"""Number of steps for about 20 passes over MovieLens-1M."""
+"""Number of training steps that make about 20 passes over MovieLens-1M."""
 SAVES = ("bookmark", "like")
 """The actions of Deskdrop that correspond to a save: the user wants to keep the article."""
 _MULTI = ("model.loss.multi_token_weight=1.0", "model.loss.multi_token_window=8", "model.loss.multi_token_share=0.25")
@@ -44,14 +45,16 @@ def _of_length(steps: int) -> tuple[str, ...]:
 
 ML_1M: dict[str, tuple[str, ...]] = {
     "losses-next": (),
-    # Predicts up to 8 events ahead, for a quarter of the pairs of token and later event.
+    # Predicts up to 8 events ahead, for a quarter of all pairs (token, later event).
     "losses-multi": _MULTI,
     "losses-multi-light": (*_MULTI, "model.loss.multi_token_weight=0.1"),
     # Also predicts the 8 events after the first 100 events of a segment.
     "losses-all": (*_MULTI, *(f"model.loss.future_token_{setting}" for setting in _FUTURE)),
-    # The number of rows in each of 8 sub-tables, for 3,883 films. With 16,384 rows few films share a row.
+    # These recipes set the number of rows in each of 8 sub-tables. There are 3,883 films. With 16,384 rows few films
+    # share a row.
     **{f"rows-{rows}": (f"model.tables.num_rows={rows}",) for rows in (256, 1024, 4096, 16384)},
-    # One table with a row for each film, as wide as the eight sub-tables together. It shows what hashing costs.
+    # One table with a row for each film, as wide as the eight sub-tables together. It shows the quality lost by
+    # hashing.
     "rows-plain": ("model.tables.method=modulo", "model.tables.num_hashes=1", "model.tables.dim=128"),
     "length-eighth": _of_length(STEPS // 8),
     "length-half": _of_length(STEPS // 2),
@@ -66,13 +69,13 @@ ML_1M: dict[str, tuple[str, ...]] = {
     # Every film of the catalogue is a negative, which makes the softmax exact.
     "negatives-all": ("model.loss.in_batch_negatives=false", "data.uniform_negatives=3883"),
     "own-none": (),
-    # The model learns to tell the next film from the films after it.
+    # The user's later films are negatives, so the model learns to tell the next film from later films.
     "own-later": ("model.loss.later_negatives=true",),
-    # All own positives may be negatives, as in SASRec and HSTU.
+    # All positives of a user may be negatives for the same user, as in SASRec and HSTU.
     "own-all": ("model.loss.mask_same_user=false",),
     "own-later-multi": (*_MULTI, "model.loss.later_negatives=true"),
 }
-"""Recipe on MovieLens-1M, without the prefix `ablation-` → the settings that it changes in the base."""
+"""Maps the name of a recipe on MovieLens-1M, without the prefix `ablation-`, to the settings that it changes."""
 DESKDROP: dict[str, tuple[str, ...]] = {
     "positives-saves": SAVES,
     "positives-saves-comments": (*SAVES, "comment_created"),
@@ -80,11 +83,12 @@ DESKDROP: dict[str, tuple[str, ...]] = {
     "positives-saves-views": (*SAVES, "view"),
     "positives-all": (),
 }
-"""Recipe on Deskdrop, without the prefix `ablation-` → the actions that its loss predicts; empty for all actions."""
+"""Maps the name of a recipe on Deskdrop, without the prefix `ablation-`, to the actions that its loss predicts. An
+empty tuple stands for all actions."""
 
 
 def ml_1m_base(name: str, *changes: str) -> RunConfig:
-    """Returns the base on MovieLens-1M with `changes`, given as `a.b=c`."""
+    """Returns the base recipe on MovieLens-1M with `changes`, each in the form `a.b=c`."""
     base = ml_1m()
     model = base.model
     small = dataclasses.replace(
@@ -104,7 +108,7 @@ def ml_1m_base(name: str, *changes: str) -> RunConfig:
 
 
 def deskdrop_base(name: str, positives: tuple[str, ...]) -> RunConfig:
-    """Returns the base on Deskdrop. Its loss predicts `positives`, or all actions if `positives` is empty."""
+    """Returns the base recipe on Deskdrop. Its loss predicts `positives`, or all actions if `positives` is empty."""
     base = deskdrop()
     backbone = dataclasses.replace(base.model.backbone, num_layers=2)
     model = dataclasses.replace(base.model, backbone=backbone, width=64, request_time=False)

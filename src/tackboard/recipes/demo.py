@@ -1,6 +1,6 @@
-"""The demo's run: a small PinFM on the synthetic world, which trains in about a minute on two cores.
+"""The recipes of the demo. `demo` is a small PinFM on the synthetic world that trains in about a minute on two cores.
 
-Its sizes were chosen on worlds with other seeds than the demo's world (docs/log.md).
+The sizes of `demo` were chosen on worlds with seeds that differ from the seed of the demo's world (docs/log.md).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tackboard.train.optimizers import OptimizerConfig
 
 
 def demo() -> RunConfig:
-    """Uses four hash functions with 2,048 rows each and two layers of width 128. Actions except `hide` are positive."""
+    """Uses four sub-tables of 2,048 rows and two layers of width 128. All actions except `hide` are positive."""
     return RunConfig(
         name="demo",
         data=DataConfig(
@@ -29,7 +29,7 @@ def demo() -> RunConfig:
             tables=TableConfig(num_hashes=4, num_rows=2048, dim=32),
             width=128,
             max_history=64,
-            # In this world the time before an event says little about the next event. In real logs it says much.
+            # In this world, unlike in real logs, the time since the previous event says little about the next event.
             num_time_buckets=0,
             request_features=("recency", "actions_1d", "saves_7d"),
         ),
@@ -39,7 +39,7 @@ def demo() -> RunConfig:
 
 
 def demo_ranker() -> RunConfig:
-    """Returns a ranker that predicts clicks with the same model.
+    """Returns a ranker that predicts clicks with the model of `demo`.
 
     To begin with a pretrained model, use `--set start.run=runs/NAME`. The dataset must be labelled before training:
     `tackboard data label datasets/demo --label click=1h`.

@@ -1,4 +1,4 @@
-"""Features of a request that the demo's model reads beside the history: the user's time away and recent activity."""
+"""The features of a request that the demo's model reads in addition to the user's history."""
 
 from tackboard.features.language import Events, FeatureSet, Request, days
 

@@ -1,4 +1,4 @@
-"""A recipe for pretraining on a user's own events. `tackboard init` writes it with sizes that fit the dataset."""
+"""A recipe for pretraining on your own dataset. `tackboard init` writes it with sizes that fit the dataset."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def pretrain_recipe(
 
     The number of rows per sub-table is the number of items, rounded up to a power of two, between 1,024 and 2 million.
     With four hash functions it is unlikely that two items share all four rows. The number of steps makes about 10
-    passes over up to two million events, and fewer passes over more events.
+    passes over a dataset of up to two million events, and fewer over a larger dataset.
     """
     rows = min(1 << 21, max(1024, 1 << (max(1, num_items) - 1).bit_length()))
     steps = int(min(5000, max(50, EPOCHS * num_events / TOKENS_PER_STEP)))

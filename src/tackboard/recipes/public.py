@@ -1,7 +1,7 @@
 """Recipes for pretraining on public datasets. `tackboard bench quality` measures the same models.
 
-The settings of MovieLens-1M and Deskdrop were chosen on the validation event (docs/log.md). The settings of Kakao
-Brunch follow MovieLens and are not tuned.
+The settings of MovieLens-1M and Deskdrop were chosen by their results on the validation event (docs/log.md). The
+settings of Kakao Brunch follow those of MovieLens and are not tuned.
 
 Before training, `tackboard data import NAME FILE…` writes the dataset to datasets/NAME. docs/pretraining-measured.md
 shows the effect of each choice.

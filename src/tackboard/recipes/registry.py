@@ -1,4 +1,4 @@
-"""Finds a recipe by its registered name, or as `path/to/file.py:function` in a user's file."""
+"""Finds a recipe by its registered name, or by `path/to/file.py:function`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _function(name: str) -> Callable[[], Any]:
     module_of_user = load_code(Path(path))
     found = getattr(module_of_user, function or "recipe", None)
     if not callable(found):
-        # Functions that the file imports are not its own recipes.
+        # Functions that the file only imports are not recipes of this file.
         functions = [
             key
             for key, value in vars(module_of_user).items()

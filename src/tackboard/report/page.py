@@ -1,8 +1,8 @@
 """Makes one self-contained HTML page of sections with text, figures, tables, code and charts.
 
-The page loads nothing: style is inline, there is no script, and a content security policy forbids both a script and
-any request. All text is escaped. Only `Svg`, which is made by `report.svg`, goes in as markup. "://" in a text is
-written as an entity. So a search for "://" finds nothing in the page, which shows that the page loads no address.
+The page loads nothing: style is inline, there is no script, and a content security policy forbids scripts and requests.
+All text is escaped. Only `Svg`, which is made by `report.svg`, goes in as markup. "://" in a text is written as an
+entity. So a search for "://" finds nothing in the page, which shows that the page loads no address.
 """
 
 from collections.abc import Sequence
@@ -117,7 +117,7 @@ class Section:
         self.blocks.append(f"<p>{clean(text)}</p>")
 
     def verdict(self, text: str, *, good: bool) -> None:
-        """Adds a sentence that says whether a promise holds. The text must say so, because colour is not enough."""
+        """Adds a sentence that says whether a promise holds. The words must be clear without the colour."""
         self.blocks.append(f'<p class="verdict {"good" if good else "bad"}">{clean(text)}</p>')
 
     def figures(self, figures: Sequence[Figure]) -> None:
@@ -140,7 +140,8 @@ class Section:
         align: Sequence[Align] | None = None,
         strong_rows: Sequence[int] = (),
     ) -> None:
-        """Adds a table. `align` has a side per column, by default left. Raises ValueError for a wrong row length."""
+        """Adds a table. `align` has a side per column; the default is left. Raises ValueError if a row has a wrong
+        length."""
         sides = list(align or ["left"] * len(columns))
         for row in [sides, *rows]:
             if len(row) != len(columns):

@@ -15,7 +15,7 @@ from typing import Literal
 
 Tone = Literal["accent", "second", "third", "strong", "soft", "raw"]
 
-# Tone → the CSS variable that the page defines, and the colour in a chart that is saved on its own.
+# Maps each tone to the CSS variable that the page defines, and to the colour in a chart that is saved on its own.
 TONES: dict[Tone, tuple[str, str]] = {
     "accent": ("--chart-accent", "#0072b2"),
     "second": ("--chart-second", "#e69f00"),
@@ -42,7 +42,7 @@ class Svg:
 
     @property
     def document(self) -> str:
-        """The chart as a file of its own. Image viewers recognise the file by its namespace."""
+        """The chart as the text of a separate file. Image viewers recognise the file by its namespace."""
         return self.markup.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" style="background: white" ', 1)
 
 
@@ -54,7 +54,7 @@ class Line:
     x: Sequence[float]
     y: Sequence[float]
     tone: Tone | None = None
-    """Colour; None chooses the colour by the position among the series."""
+    """The colour. If it is None, the position of the series in the chart decides the colour."""
     width: float = 2.0
     """Stroke width in pixels."""
 
@@ -70,7 +70,7 @@ class Bars:
 
 @dataclass(frozen=True, kw_only=True)
 class Dots:
-    """One row of a dot chart, with repeated measurements of one thing."""
+    """One row of a dot chart, which shows repeated measurements of the same quantity."""
 
     name: str
     values: Sequence[float]
@@ -79,7 +79,7 @@ class Dots:
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixRow:
-    """One row of a matrix: its name, the anchor that it links to, and its marks on both sides.
+    """One row of a matrix: its name, the anchor that it links to, and its marks on either side of the name.
 
     `left` and `right` map a column to True for a full mark, or to False for a hollow mark.
     """
@@ -120,12 +120,12 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     magnitude = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * magnitude for factor in (1.0, 2.0, 5.0, 10.0) if factor * magnitude >= rough * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    # The step is multiplied, never added, because summing a step of 0.1 would drift to 0.30000000000000004.
+    # Ticks are multiples of the step and not running sums, because 0.1 + 0.1 + 0.1 is 0.30000000000000004.
     return [round(index * step, 12) for index in range(first, last + 1)]
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Returns ticks of a log axis over [low, high], both above zero.
+    """Returns ticks of a log axis over [low, high]. Both limits must be above zero.
 
     Ticks are powers of ten, and also 2 and 5 times these powers if the axis spans at most three powers of ten.
     """
@@ -143,7 +143,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def format_number(value: float) -> str:
-    """Formats a number as a person writes it, such as 1,200 or 0.05 or 3.1e+07, without noise digits."""
+    """Formats a number in a short form, such as 1,200 or 0.05 or 3.1e+07, without digits of rounding noise."""
     if value == 0:
         return "0"
     if abs(value) >= 1e7 or abs(value) < 1e-4:
@@ -265,10 +265,10 @@ def dot_chart(
     marks: Mapping[str, float] | None = None,
     width: int = 900,
 ) -> Svg:
-    """Draws the values of each row as dots with a stroke at their mean, over one axis.
+    """Draws the values of each row as dots, and their mean as a stroke, over one axis for all rows.
 
-    `marks` are named values to compare with, drawn as dashed lines. Raises ValueError if there are no rows, if a
-    row has no values, or if a value is not finite.
+    `marks` holds named values for comparison, which are drawn as dashed lines. Raises ValueError if there are no rows,
+    if a row has no values, or if a value is not finite.
     """
     marks = marks or {}
     values = [float(value) for row in rows for value in row.values] + list(marks.values())
@@ -277,7 +277,7 @@ def dot_chart(
     step, top = 26, 16 + 17 * len(marks)
     bottom = top + step * len(rows) + 8
     left = 24 + max(len(row.name) for row in rows) * FONT_SIZE * BOLD_CHARACTER_WIDTH
-    # Half of the last tick's label lies to the right of the axis.
+    # Leaves room for half of the label of the last tick, which lies to the right of the axis.
     right = width - 24
     axis = _axis(values, left, right, count=8)
     parts = _columns(axis, top, bottom)
@@ -301,8 +301,8 @@ def matrix(
 ) -> Svg:
     """Draws rows with marks in some columns. The columns `left` and `right` lie on the two sides of the row names.
 
-    With many rows the matrix only grows longer, while a drawing of lines between names would become unreadable. The
-    matrix is shown in its natural size. Raises ValueError without rows.
+    A matrix of many rows is only longer, while a drawing with lines between many names would be unreadable. The matrix
+    is shown in its natural size. Raises ValueError if there are no rows.
     """
     if not rows:
         raise ValueError(f"matrix {title!r} has no rows")
@@ -358,9 +358,9 @@ def histogram(
     width: int = 900,
     height: int = 280,
 ) -> Svg:
-    """Draws the counts of values in equal bins, with percentiles marked.
+    """Draws the counts of values in bins of equal width, and marks percentiles.
 
-    Raises ValueError without values, or if a value is not finite.
+    Raises ValueError if there are no values, or if a value is not finite.
     """
     if not values or any(not math.isfinite(value) for value in values):
         raise ValueError(f"histogram {title!r} needs finite values")
@@ -394,7 +394,7 @@ def _axis(
     low, high = min(values), max(values)
     ticks = log_ticks(low, high) if log else nice_ticks(low, high, count)
     if tight and high > low:
-        # An x axis ends with its data, so that there is no empty strip after the last step.
+        # The x axis ends at the last data point, so that there is no empty strip after it.
         return _Axis(low, high, start, end, log, [tick for tick in ticks if low <= tick <= high])
     return _Axis(ticks[0], ticks[-1], start, end, log, ticks)
 

@@ -1,8 +1,8 @@
 """Arithmetic on numbers: the kernels take columns of bool, int or float and return columns of int or float.
 
-Decided: a bool counts as 0 or 1. Ints are 64 bits wide and wrap around, as NumPy's do, because a check would cost more
-than the sum. One float among the inputs makes the result a float. If no input is missing, only `//` and `%` can give a
-missing value. A sum or product that is not a number is always the same NaN, see `one_nan`.
+Decided: a bool counts as 0 or 1. Ints are 64 bits wide and wrap around, as NumPy's do, because a check for overflow
+would cost more than the sum itself. One float among the inputs makes the result a float. If no input is missing, only
+`//` and `%` can give a missing value. Every NaN that a sum or product gives has the same bits, see `one_nan`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _FIXES = {
 
 
 def one_nan(values: NDArray[Any]) -> NDArray[Any]:
-    """Gives every NaN in `values` the bits of np.nan. Changes `values` in place, so `values` must be a new array.
+    """Gives every NaN in `values` the bits of np.nan. Changes `values` in place, so nothing else may use this array.
 
     The sum or product of two NaNs has the bits of one of the two. In NumPy, the choice depends on the position in the
-    array and on whether an input has one row. Without this function, a row alone could differ from the same row in a
-    batch.
+    array and on whether an input has one row. Without this function, a row computed alone could differ from the same
+    row computed in a batch.
     """
     nan = np.isnan(values)
     if nan.any():
@@ -41,7 +41,7 @@ def one_nan(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def whole(column: Column) -> NDArray[Any]:
-    """Returns the values of a column of numbers, with bool as int64, because NumPy's `+` of two bools is an `or`."""
+    """Returns the values of a column of numbers. Bools become int64, because NumPy's `+` of two bools is an `or`."""
     return column.values.astype(np.int64) if column.type.kind == "bool" else column.values
 
 
@@ -60,7 +60,7 @@ def need_numbers(types: tuple[FeatureType, ...], kinds: tuple[str, ...] = NUMBER
     for type_ in types:
         if type_.kind not in kinds:
             given = " and ".join(str(one) for one in types)
-            # With only one input there is nothing to join or to subtract.
+            # Suggestions to join or to subtract inputs make no sense for a single input.
             fix = _FIXES.get(type_.kind, "") if len(types) > 1 or type_.kind == "id" else ""
             raise TypeClash(f"it is given {given}", allowed=f"it takes: {', '.join(kinds)}", fix=fix)
 
@@ -106,7 +106,7 @@ def add(a: Column, b: Column) -> Column:
     "subtract", "a - b", _promoting, Example("x - y", [4.5, None], {"x": ("int", [5, 5]), "y": ("float?", [0.5, None])})
 )
 def subtract(a: Column, b: Column) -> Column:
-    """The difference of two numbers, with the types of `a + b`. Ints wrap around. Missing if an input is missing. For
+    """The difference of two numbers, of the same type as `a + b`. Ints wrap around. Missing if an input is missing. For
     two times see `a.seconds_since(b)`."""
     values = np.subtract(whole(a), whole(b))
     return joined(INT if values.dtype == np.int64 else FLOAT, values, a, b)
@@ -119,7 +119,7 @@ def subtract(a: Column, b: Column) -> Column:
     Example("x * y", [2.5, 0.0], {"x": ("bool", [True, False]), "y": ("float", [2.5, 2.5])}),
 )
 def multiply(a: Column, b: Column) -> Column:
-    """The product of two numbers, with the types of `a + b`. Ints wrap around. Missing if an input is missing."""
+    """The product of two numbers, of the same type as `a + b`. Ints wrap around. Missing if an input is missing."""
     values = np.multiply(whole(a), whole(b))
     return joined(INT, values, a, b) if values.dtype == np.int64 else joined(FLOAT, one_nan(values), a, b)
 

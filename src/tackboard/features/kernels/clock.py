@@ -1,13 +1,13 @@
-"""Time: seconds between two times, and hour, weekday and minute of the day in a time zone.
+"""Operators on times: seconds between two times, and the hour, weekday and minute of the day in a time zone.
 
 The kernels take time columns, in ms since 1970 in UTC, and return floats and ints.
 
 Decided: time zones come only from the package `tzdata`, whose version `database_version` returns. The machine's own
-/usr/share/zoneinfo is never read, because then two machines could compute different hours for the same row. A zone is
-read once into two arrays, transitions and offsets, and looked up by binary search. The last rule of a zone is valid
-forever. The transitions of this rule are written out for 400 years, because after 400 years the Gregorian calendar
-repeats itself, weekdays included; a later time is moved back by a multiple of 400 years and looked up there. Before its
-first transition a zone keeps its first offset. So every int64 has an hour.
+/usr/share/zoneinfo is never read, because then two machines could compute different hours for the same row. Each zone
+is read once into two arrays, transitions and offsets, in which a time is looked up by binary search. The last rule of a
+zone is valid forever. The transitions of this rule are written out for 400 years, because after 400 years the Gregorian
+calendar repeats itself, weekdays included. A time after these 400 years is moved back by a multiple of 400 years before
+the lookup. A time before the first transition gets the first offset of the zone. So every int64 time has an hour.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from tackboard.features.types import FLOAT, INT
 DAY_S = 86_400
 CYCLE_YEARS = 400
 CYCLE_S = 146_097 * DAY_S
-"""400 Gregorian years in seconds: a whole number of weeks, so that "the last Sunday in March" repeats exactly."""
+"""400 Gregorian years in seconds. This is a whole number of weeks, so "the last Sunday in March" repeats exactly."""
 EPOCH_DAY = datetime.date(1970, 1, 1).toordinal()
 EPOCH_WEEKDAY = 3
-"""1970 began on a Thursday."""
+"""The weekday of 1 January 1970, which was a Thursday (Monday is 0)."""
 
 _HEADER = struct.Struct(">4sc15x6l")
 _KIND = np.dtype([("offset_s", ">i4"), ("is_dst", "u1"), ("name", "u1")])
@@ -53,11 +53,11 @@ _register = functools.partial(register, family="time", elementwise=True)
 
 @dataclasses.dataclass(frozen=True)
 class Zone:
-    """The offsets from UTC of one time zone, in seconds, east positive.
+    """The offsets of one time zone from UTC, in seconds. Offsets to the east are positive.
 
     `offsets_s[i]` is valid from `transitions_s[i - 1]` until just before `transitions_s[i]`, so there is one more
     offset than there are transitions. From `cycle_start_s` on, the offsets repeat every `CYCLE_S`. The transitions
-    cover the first of these cycles.
+    cover the first cycle.
     """
 
     transitions_s: NDArray[np.int64]
@@ -79,7 +79,7 @@ class Zone:
         return seconds + offsets_s
 
     def _local_second(self, second: int) -> int:
-        """Returns `local_seconds` of one time, such as the request's. Plain ints are several times faster here."""
+        """Computes `local_seconds` for a single time, for which plain ints are several times faster than arrays."""
         lookup = second
         if second >= self.cycle_start_s + CYCLE_S:
             lookup = self.cycle_start_s + (second - self.cycle_start_s) % CYCLE_S
@@ -87,7 +87,7 @@ class Zone:
 
 
 def database_version() -> str:
-    """Returns the version of the installed tzdata package, such as 2026.6. Every hour and weekday depends on it."""
+    """Returns the version of the installed tzdata, such as 2026.6. Every hour and weekday depends on this version."""
     try:
         return str(importlib.import_module("tzdata").__version__)
     except ModuleNotFoundError:
@@ -105,7 +105,7 @@ def zone_names() -> frozenset[str]:
 
 @functools.cache
 def zone(name: str) -> Zone:
-    """Returns the time zone of an IANA name, read once per process. Raises TypeClash, with a suggestion, if unknown."""
+    """Returns the time zone of an IANA name, read once per process. Raises TypeClash for an unknown name."""
     # The name becomes part of a path below, so only a listed name may pass.
     if name not in zone_names():
         raise TypeClash(
@@ -118,7 +118,7 @@ def zone(name: str) -> Zone:
 
 
 def parse_zone(data: bytes) -> Zone:
-    """Reads a TZif file (RFC 9636) of version 2 or newer. Raises DataError for anything else."""
+    """Reads a TZif file (RFC 9636) of version 2 or newer. Raises DataError if `data` is anything else."""
     try:
         magic, version, *counts = _HEADER.unpack_from(data, 0)
         if magic != b"TZif" or version < b"2":
@@ -146,8 +146,8 @@ def _block_bytes(counts: list[int], *, time_bytes: int) -> int:
 
 
 def _with_rule(times: NDArray[np.int64], offsets_s: NDArray[np.int64], footer: str) -> Zone:
-    """Returns the zone of the listed transitions, continued by the rule in `footer` (a POSIX TZ string or empty)."""
-    # If a file lists no transitions, its rule is valid from 1970 on. tzdata has no such zone with summer time.
+    """Returns a zone of the listed transitions and, after them, the rule in `footer` (a POSIX TZ string or empty)."""
+    # If a file lists no transitions, its rule is valid from 1970 on. In tzdata, such a zone never has summer time.
     last = times[-1] if len(times) else np.int64(-1)
     year = 1970 + int(last.astype("datetime64[s]").astype("datetime64[Y]").astype(np.int64))
     cycle_start_s = (datetime.date(year + 1, 1, 1).toordinal() - EPOCH_DAY) * DAY_S
@@ -172,13 +172,13 @@ def _with_rule(times: NDArray[np.int64], offsets_s: NDArray[np.int64], footer: s
 
 
 def _seconds(text: str) -> int:
-    """Returns the seconds of a text [+-]h[:mm[:ss]]; hours may be above 24."""
+    """Converts a text of the form [+-]h[:mm[:ss]] to seconds; hours may be above 24."""
     hours, minutes, seconds = [*(int(part) for part in text.lstrip("+-").split(":")), 0, 0][:3]
     return (-1 if text.startswith("-") else 1) * (hours * 3600 + minutes * 60 + seconds)
 
 
 def _day(year: int, date: str) -> int:
-    """Returns the days from 1 January 1970 to a POSIX date in `year`.
+    """Returns the number of days from 1 January 1970 to a POSIX date in `year`.
 
     A date is Mmonth.week.weekday, or J1 to J365 (29 February is not counted), or 0 to 365 (29 February is counted).
     """
@@ -191,7 +191,7 @@ def _day(year: int, date: str) -> int:
     month, week, weekday = (int(part) for part in date[1:].split("."))
     first = datetime.date(year, month, 1)
     day = (weekday - first.isoweekday()) % 7 + 7 * (week - 1)
-    if day >= _days_of_month(year, month):  # week 5 is the last one
+    if day >= _days_of_month(year, month):  # week 5 means the last week
         day -= 7
     return first.toordinal() - EPOCH_DAY + day
 
@@ -202,7 +202,7 @@ def _days_of_month(year: int, month: int) -> int:
 
 
 def _nearest(name: str) -> str:
-    """Returns the zone that a mistyped name, or only a city, most likely means."""
+    """Returns the zone that is most likely meant by a mistyped name or by a city without its region."""
     given = name[:80].strip().replace(" ", "_").lower()
     by_text: dict[str, str] = {}
     for known in sorted(zone_names()):
@@ -232,13 +232,13 @@ def _check_zone(params: Params) -> None:
 def seconds_since(a: Column, b: Column) -> Column:
     """The seconds from `b` to `a`, negative if `a` is earlier. Missing if either time is missing.
 
-    The difference is computed in whole milliseconds of 64 bits and wraps around beyond 292 million years.
+    The difference is computed as a 64-bit number of milliseconds, which wraps around beyond 292 million years.
     """
     seconds = (a.values - b.values) / 1000.0
     return joined(FLOAT, seconds, a, b)
 
 
-# The example shows 1 ms before summer time began in Berlin on 31 March 2024, and the moment itself: 01:59 and 03:00.
+# The example has two times in Berlin on 31 March 2024: 1 ms before summer time began (01:59), and 1 ms later (03:00).
 @_register(
     "hour",
     "t.hour(zone)",
@@ -253,7 +253,7 @@ def hour(a: Column, *, zone: str) -> Column:
     return Column(INT, _local_seconds(a, zone) // 3600 % 24, present=a.present)
 
 
-# The first time of the example is midnight of Thursday 1 January 1970 in UTC, when it is still Wednesday in New York.
+# The first time of the example is 00:00 UTC on Thursday 1 January 1970, when it was still Wednesday in New York.
 @_register(
     "weekday",
     "t.weekday(zone)",

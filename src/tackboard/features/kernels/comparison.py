@@ -1,4 +1,4 @@
-"""Comparison, logic and choice: the kernels take columns of one kind and return bool (`if_else`: the chosen values).
+"""Comparison, logic and choice: the kernels take columns of one kind. All except `if_else` return bools.
 
 Decided: an int is compared with a float as a float (64 bits), as NumPy does. Strings are equal if their code points
 are equal, so composed and decomposed letters differ until `.nfc()` is applied. `&` and `|` follow three-valued logic:
@@ -58,7 +58,8 @@ def _is_int64(value: Any) -> bool:
 
 
 def common_type(types: tuple[FeatureType, ...], kinds: tuple[str, ...] = SCALARS) -> FeatureType:
-    """Returns the type that can hold all of `types`: all of one kind, or all numbers. Raises TypeClash otherwise."""
+    """Returns the type that can hold the values of all `types`. Raises TypeClash unless all types are of one kind or
+    all are numbers."""
     if all(type_.with_nullable(False) == types[0].with_nullable(False) for type_ in types) and types[0].kind in kinds:
         return types[0].with_nullable(False)
     if all(type_.is_number for type_ in types):
@@ -138,8 +139,8 @@ def not_equal(a: Column, b: Column) -> Column:
 
 @_register("less", "a < b", _order, Example("x < 1.5", [True, False, None], {"x": ("int?", [1, 2, None])}))
 def less(a: Column, b: Column) -> Column:
-    """Whether the first of two numbers or times is smaller; False for NaN. An int is compared with a float as a float.
-    Missing if an input is missing."""
+    """Whether the first of two numbers or times is smaller; False if either is NaN. An int is compared with a float as
+    a float. Missing if an input is missing."""
     return joined(BOOL, np.less(a.values, b.values), a, b)
 
 
@@ -170,8 +171,8 @@ def greater_equal(a: Column, b: Column) -> Column:
     Example("x & y", [False, None, True], {"x": ("bool?", [None, None, True]), "y": ("bool", [False, True, True])}),
 )
 def logical_and(a: Column, b: Column) -> Column:
-    """Whether both are true. If either is False, the result is False, even if the other is missing. Otherwise the
-    result is missing if an input is missing."""
+    """Whether both inputs are true. If either is False, the result is False, even if the other is missing. Otherwise
+    the result is missing if an input is missing."""
     values = a.values & b.values
     return Column(BOOL, values, present=_decided(a, b, ~a.values, ~b.values, len(values)))
 
@@ -183,14 +184,14 @@ def logical_and(a: Column, b: Column) -> Column:
     Example("x | y", [True, None, False], {"x": ("bool?", [None, None, False]), "y": ("bool", [True, False, False])}),
 )
 def logical_or(a: Column, b: Column) -> Column:
-    """Whether at least one of the two is true. If either is True, the result is True, even if the other is missing.
-    Otherwise the result is missing if an input is missing."""
+    """Whether at least one of the two inputs is true. If either is True, the result is True, even if the other is
+    missing. Otherwise the result is missing if an input is missing."""
     values = a.values | b.values
     return Column(BOOL, values, present=_decided(a, b, a.values, b.values, len(values)))
 
 
 def _decided(a: Column, b: Column, by_a: Mask, by_b: Mask, num_rows: int) -> Mask | None:
-    """Returns the rows in which `a` and `b` are both present, or in which one is present and decides alone."""
+    """Returns the rows with a result: both `a` and `b` are present, or one is present and decides the result alone."""
     if a.present is None and b.present is None:
         return None
     if a.present is None:
@@ -234,8 +235,8 @@ def is_in(a: Column, *, values: list[Any]) -> Column:
 )
 def if_else(condition: Column, a: Column, b: Column) -> Column:
     """`a` if the condition is true, else `b`. Both must be of one kind, or numbers; numbers of two kinds give a float
-    if one is a float, else an int. Missing if the condition or the chosen value is missing; the other value does not
-    matter."""
+    if one of them is a float, else an int. Missing if the condition or the chosen value is missing; the other value
+    does not matter."""
     type_ = common_type((a.type, b.type))
     if type_.kind == "string":
         dictionary, (left, right) = in_one_dictionary(a, b)

@@ -1,7 +1,7 @@
-"""Choosing and aggregating events: the kernels take a view and columns of the events, and return a view or a column.
+"""Operators that choose and aggregate events: the kernels take a view (chosen events), and return a view or a column.
 
 These kernels also get the frame, which knows the times of events and requests. Aggregations skip missing values of
-their column. Only `last` does not skip them: it gives the value of the last event, even if that value is missing.
+their column. The exception is `last`, which gives the value of the last event even if that value is missing.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ EVENTS = {
     "surface": ["home"] * 4,
     "time": [0, DAY, 2 * DAY, 3 * DAY],
 }
-"""The events of the examples: four events, one a day."""
+"""The events in the examples of the operators: four events, a day apart."""
 AT = {"events": EVENTS, "request_ms": 3 * DAY + 1}
 _choosing = functools.partial(register, family=CHOOSING)
 _aggregating = functools.partial(register, family=AGGREGATING)
 
 
 def _gives(result: FeatureType, *column: str) -> TypeRule:
-    """Returns a type rule that gives `result`. If `column` is given, it lists the kinds that the column may have."""
+    """Returns a type rule that gives `result`. If `column` is given, it lists the allowed kinds of the input column."""
 
     def rule(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
         if column:
@@ -128,7 +128,7 @@ def between(frame: Frame, view: View, *, oldest_ms: int, newest_ms: int) -> View
 
 
 def _back(times: Positions, duration_ms: int) -> Positions:
-    """Returns each time minus (`duration_ms` - 1), but at least the smallest int64."""
+    """Returns each time minus (`duration_ms` - 1), or the smallest int64 if the difference would be below it."""
     if len(times) == 1:
         return np.array([max(int(times[0]) - (duration_ms - 1), INT64_MIN)], dtype=np.int64)
     with_room = times >= INT64_MIN + duration_ms
@@ -193,7 +193,7 @@ def matching(frame: Frame, view: View, column: Column, value: Column) -> View:
 
 
 def _keys(*columns: Column) -> list[Positions]:
-    """Returns int64 keys for columns of one kind. Equal values have equal keys; strings get small numbers."""
+    """Returns int64 keys for columns of one kind. Equal values have equal keys. Keys of strings are small numbers."""
     if columns[0].dictionary is not None:
         return text_keys(*columns)
     return [column.values.astype(np.int64, copy=False) for column in columns]
@@ -259,7 +259,7 @@ def count_distinct(frame: Frame, view: View, column: Column) -> Column:
         num_distinct = min(len(ordered), 1) + np.count_nonzero(ordered[1:] != ordered[:-1])
         return Column(INT, np.array([num_distinct], dtype=np.int64))
     order, groups = _groups(view.segment_of_places(), view.at_index(keys))
-    # An event counts if its value did not occur earlier within the row's range.
+    # An event counts if no earlier event in the range of the row has the same value.
     previous = np.full(len(order), -1, dtype=np.int64)
     same = groups[1:] == groups[:-1]
     previous[order[1:][same]] = order[:-1][same]
@@ -302,7 +302,7 @@ def sum_(frame: Frame, view: View, column: Column) -> Column:
     Example('events.mean(if_else(events.action == "hide", 0.0, 1.0))', [0.75], AT),
 )
 def mean(frame: Frame, view: View, column: Column) -> Column:
-    """The mean of the column, added in the order of the events. Missing if no event has a value."""
+    """The mean of the column. Its values are added in the order of the events. Missing if no event has a value."""
     values, rows = _values_of_rows(view, _all_events(column, frame))
     counts = np.bincount(rows, minlength=len(view))
     total = ordered_sum(values.astype(np.float64, copy=False), rows, len(view))
@@ -343,7 +343,7 @@ def _extreme(frame: Frame, view: View, column: Column, choose: Any) -> Column:
     if len(values):
         result[some] = choose.reduceat(values, offsets_of(counts[some])[:-1])
     if result.dtype == np.float64:
-        # Which of -0.0 and 0.0 comes out, or which of several NaNs, depends on the processor.
+        # If -0.0 and 0.0 both occur, or several NaNs, the result of NumPy depends on the processor.
         result = one_nan(result + 0.0)
     return Column(column.type, result, present=some)
 
@@ -361,9 +361,9 @@ def _decay_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
     Example("events.within(days(1)).decayed_sum(8.0, half_life=days(1)).floor()", [7.0], AT),
 )
 def decayed_sum(frame: Frame, view: View, column: Column, *, half_life_ms: int) -> Column:
-    """The sum of the column, each value times 0.5 to the power of age / half-life, added in the order of the events.
+    """The sum of the column, with each value multiplied by 0.5 to the power of age / half-life.
 
-    An age is the difference of two int64, which wraps around if the times are more than 292 million years apart.
+    Values are added in the order of the events. Ages of more than 292 million years wrap around.
     """
     column = _all_events(column, frame)
     if column.present is not None:
@@ -384,7 +384,7 @@ def _top_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
 @_aggregating("top", "events.top(column, count)", _top_rule, Example("events.top(events.item, 2)", [[1, 3]], AT))
 def top(frame: Frame, view: View, column: Column, *, count: int) -> Column:
     """The `count` most frequent values of the column, most frequent first. Among equally frequent values, the more
-    recent one comes first."""
+    recent value comes first."""
     column = _all_events(column, frame)
     if column.present is not None:
         view = view.keep(column.present)
@@ -392,7 +392,7 @@ def top(frame: Frame, view: View, column: Column, *, count: int) -> Column:
     if len(view) == 1:
         return _top_of_one(view.events_of_rows(), keys, column, count)
     events_, (places, rows) = view.events_of_rows(), view.expanded()
-    # The keys get their codes here, before they are repeated for every row that sees them.
+    # Keys are replaced by small codes before they are repeated for every row, because this is less work.
     codes = coded(view.at_index(keys), _NO_KEYS)[0][places]
     order, groups = _groups(rows, codes)
     is_first = np.ones(len(order), dtype=np.bool_)
@@ -424,8 +424,8 @@ def _top_of_one(events_: Positions, keys: Positions, column: Column, count: int)
     counts = ends.copy()
     counts[1:] -= ends[:-1]
     if len(counts):
-        counts[0] += 1  # the first group begins at 0; every other group begins one after the end of its predecessor
-    # Count and newest event are packed into one number; no two of these numbers are equal.
+        counts[0] += 1  # the first group begins at 0, so its size is its end plus 1
+    # The count and the newest event of a group are packed into one number. No two groups have the same number.
     packed = counts * len(keys) + order[ends]
     packed.sort()
     chosen = events_[packed[::-1][:count] % max(len(keys), 1)]
@@ -441,9 +441,9 @@ def _ranked(rows: Positions, counts: Positions, newest: Positions) -> Positions:
     count_bits, place_bits = most.bit_length(), last.bit_length()
     if int(rows.max()).bit_length() + count_bits + place_bits > 62:
         return newest[np.lexsort((-newest, -counts, rows))]
-    # Sorting one packed number is several times faster than sorting by three keys. No two numbers are equal.
+    # Sorting one packed number is several times faster than sorting by three keys. No two packed numbers are equal.
     packed = (((rows << count_bits) + (most - counts)) << place_bits) + (last - newest)
-    packed.sort(kind="stable")  # the rows are ascending already, and only this kind of sort benefits from it
+    packed.sort(kind="stable")  # a stable sort is faster here, because the rows are ascending already
     return last - (packed & ((1 << place_bits) - 1))
 
 
@@ -460,7 +460,7 @@ def _collect_rule(types: tuple[FeatureType, ...], _params: Params) -> FeatureTyp
     "collect", "events.collect(column)", _collect_rule, Example("events.newest(2).collect(events.item)", [[1, 3]], AT)
 )
 def collect(frame: Frame, view: View, column: Column) -> Column:
-    """The column's values at all the events as a list, oldest first."""
+    """A list of the column's values at all chosen events, oldest first."""
     column = _all_events(column, frame)
     return Column(
         column.type.in_list(),
@@ -494,21 +494,21 @@ def _sequence_rule(types: tuple[FeatureType, ...], params: Params) -> FeatureTyp
     ),
 )
 def sequence(frame: Frame, *columns: Column, names: list[str]) -> Column:
-    """Parallel lists of the same events as one feature, which a sequence model can read."""
+    """One feature that holds parallel lists of the same events, for a sequence model."""
     del frame
     type_ = FeatureType("sequence", columns=tuple((n, c.type) for n, c in zip(names, columns, strict=True)))
     return Column(type_, np.zeros(0), fields=dict(zip(names, columns, strict=True)))
 
 
 def _all_events(column: Column, frame: Frame) -> Column:
-    """Returns the column with one value per event: a constant is repeated for all events."""
+    """Returns the column with one value per event. A constant is repeated for every event."""
     if len(column) == frame.num_events:
         return column
     return column.take(np.zeros(frame.num_events, dtype=np.int64))
 
 
 def _values_of_rows(view: View, column: Column) -> tuple[NDArray[Any], Positions]:
-    """Returns the column's values at the events of all rows, end to end, and their rows. Leaves out missing values."""
+    """Returns the values of the column at the events of all rows, end to end, and their rows. Skips missing values."""
     _, rows = view.expanded()
     events_ = view.events_of_rows()
     if column.present is not None:

@@ -1,8 +1,8 @@
-"""Ids: the kernels take strings and whole numbers and return ids and small ints.
+"""Operators on ids: the kernels take strings and whole numbers, and return ids and small ints.
 
 Decided: an id is an int64. `core.hashing` makes ids in the same way for events, features and tables: the id of an int
-is the int itself, and the id of a string is its BLAKE2b hash. The numbers that `cross` and `bucket_hash` give are part
-of every model trained on them, so they must never change. The tests compare them with golden values.
+is the int itself, and the id of a string is its BLAKE2b hash. Trained models depend on the exact results of `cross` and
+`bucket_hash`, so these results must never change. Tests compare them with golden values.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tackboard.features.types import ID, INT, STRING, FeatureType
 _register = functools.partial(register, family="ids", elementwise=True)
 HASHABLE = ("string", "int", "bool", "time", "id")
 CROSS_SEED = 0
-"""No hash function of a table has this seed, because `core.hashing.table_seed` begins at 1."""
+"""The seed of `cross`. No hash function of a table has this seed, because `core.hashing.table_seed` begins at 1."""
 MAX_SEED = (1 << 32) - 1
 
 
@@ -85,7 +85,7 @@ def _ids(column: Column) -> NDArray[Any]:
 )
 def hash_id(a: Column) -> Column:
     """The id of a value. The id of a string is a hash of its code points, so composed and decomposed letters differ
-    (see `.nfc()`). An int, a bool (0 or 1), a time (ms) and an id keep their number. Missing stays missing."""
+    (see `.nfc()`). The id of an int, bool (0 or 1), time (ms) or id is the number itself. Missing stays missing."""
     return joined(ID, _ids(a), a)
 
 
@@ -115,8 +115,8 @@ def cross(*columns: Column) -> Column:
     Example("x.bucket_hash(1000)", [802, 35, 96, None], {"x": ("id?", [0, 1, -1, None])}),
 )
 def bucket_hash(a: Column, *, num_buckets: int, seed: int = 0) -> Column:
-    """An int from 0 to num_buckets - 1 for an id, spread evenly. It is the row of that id in a table with one hash
-    function. Two seeds give unrelated buckets. Missing stays missing."""
+    """The bucket of an id, from 0 to num_buckets - 1. It equals the id's row in a table with one hash function.
+    Ids are spread evenly, and different seeds give unrelated buckets. Missing stays missing."""
     return joined(INT, row_ids(a.values, 1, num_buckets, seed)[:, 0], a)
 
 
@@ -128,7 +128,7 @@ def bucket_hash(a: Column, *, num_buckets: int, seed: int = 0) -> Column:
 )
 def index_in(a: Column, *, names: list[str]) -> Column:
     """The position of a string in a list of names, counted from 1; 0 for a string that is not in the list. Strings are
-    compared by code points. Missing stays missing; `.fill_missing(0)` then treats a missing string like one that is not
-    in the list."""
+    compared by code points. Missing stays missing; `.fill_missing(0)` then treats a missing string like a string that
+    is not in the list."""
     index = {name: position for position, name in enumerate(names, start=1)}
     return joined(INT, per_text(a, lambda text: index.get(text, 0), np.int64), a)

@@ -1,13 +1,13 @@
-"""Lists: length, elements, distinct elements, common elements, sums and differences.
+"""Operators on lists: length, elements, distinct elements, common elements, sums and differences.
 
-The kernels take list columns (flat values and offsets); some also take a vector, a string or a scalar. They return a
-value per row, or a list per row.
+The kernels take list columns (flat values and offsets); some also take a vector, a string or a scalar. They return one
+value or one list per row.
 
 Decided: no kernel loops over rows; all work is done on the flat values of the jagged lists. Two floats are the same
-element if they are equal as numbers (-0.0 is 0.0), with one exception: a NaN is the same as a NaN, because users expect
-that a list of three NaNs has one distinct element. Strings are compared by their text and not by their codes. In `has`
-and `overlap`, a column of one row is used for all rows of the other column, so that a user's list need not be copied
-per item.
+element if they are equal as numbers (-0.0 is 0.0), with one exception: any two NaNs are the same element, because users
+expect a list of three NaNs to have one distinct element. Strings are compared by their text and not by their codes. In
+`has` and `overlap`, a column with only one row is compared with every row of the other column, so a user's list need
+not be copied for each item.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from tackboard.features.operators import Example, Params, TypeClash, TypeRule, a
 from tackboard.features.types import BOOL, FLOAT, INT, NUMBERS, SCALARS, FeatureType
 
 LIMIT = 2**31
-"""Positions and lengths that a user writes must be below this number."""
+"""Positions and lengths that a feature gives as constants must be below this number."""
 FEW = 12
-"""Values are compared with up to this number of keys one by one, which is faster than a binary search."""
+"""Up to this number of keys, comparing values with each key in turn is faster than a binary search."""
 Ints = NDArray[np.int64]
 _register = functools.partial(register, family="lists")
 
 
 def _tight(column: Column) -> tuple[Column, Ints]:
-    """Returns the list column with offsets that go from 0 to the number of its values, and these offsets."""
+    """Returns the list column without values outside its lists, and its offsets, which then begin at 0."""
     offsets = column.offsets
     if offsets is None:
         raise ValueError(f"{column!r} has no lists")
@@ -51,7 +51,7 @@ def _rows(offsets: Ints) -> Ints:
 
 
 def _grouped(keys: Ints, rows: Ints, num_rows: int) -> Ints:
-    """Returns the positions sorted by (row, key). Positions with the same row and key keep their order."""
+    """Returns the positions of the elements, sorted by (row, key). Elements with equal row and key keep their order."""
     order = np.argsort(keys, kind="stable")
     # Two stable sorts are faster than np.lexsort, and 16-bit integers are sorted in linear time.
     small = rows.astype(np.uint16) if num_rows <= 2**16 else rows
@@ -59,7 +59,7 @@ def _grouped(keys: Ints, rows: Ints, num_rows: int) -> Ints:
 
 
 def _among(keys: Ints, pool: Ints) -> Mask:
-    """Whether each of `keys` is in `pool`."""
+    """Returns for each of `keys` whether it is in `pool`."""
     if len(pool) == 0:
         return np.zeros(len(keys), dtype=np.bool_)
     if len(pool) <= FEW:
@@ -74,7 +74,7 @@ def _among(keys: Ints, pool: Ints) -> Mask:
 
 
 def _first_of_row(keys: Ints, rows: Ints, num_rows: int) -> Mask:
-    """Whether each key is the first occurrence of that key in its row."""
+    """Returns for each key whether it is the first occurrence of that key in its row."""
     order = _grouped(keys, rows, num_rows)
     keys, rows = keys[order], rows[order]
     starts = np.ones(len(order), dtype=np.bool_)
@@ -85,7 +85,7 @@ def _first_of_row(keys: Ints, rows: Ints, num_rows: int) -> Mask:
 
 
 def _keys(*columns: Column) -> list[Ints]:
-    """Returns one int64 key per value, for each of `columns`. Two values are the same if their keys are equal."""
+    """Returns one int64 key per value, for each of `columns`. Keys are equal if and only if the values are the same."""
     if columns[0].dictionary is not None:
         return text_keys(*columns)
     return [_number_keys(column.values) for column in columns]
@@ -115,7 +115,8 @@ def _whole_number(params: Params, name: str, low: int) -> int:
 
 
 def _from_list(result: FeatureType | None, elements: tuple[str, ...], *, missing_if_empty: bool = False) -> TypeRule:
-    """Returns a type rule for one list of `elements`. It gives `result`, or the elements' type if `result` is None."""
+    """Returns a type rule for one list whose elements have one of the kinds `elements`. The rule gives `result`, or the
+    type of the elements if `result` is None."""
 
     def rule(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
         given = _need_list(types, 0, elements)
@@ -195,8 +196,8 @@ def length(a: Column) -> Column:
 def at(a: Column, *, index: int) -> Column:
     """The element of a list, or the component of a vector, at position `index`: 0 is the first, -1 the last.
 
-    Missing if the list is missing or has no such element. For a vector, the position is checked before any data is
-    read.
+    Missing if the list is missing or has no element at that position. For a vector, the position is checked before any
+    data is read.
     """
     if a.offsets is None:
         return Column(FLOAT, a.values[:, index].astype(np.float64), present=a.present)
@@ -265,7 +266,7 @@ def has(a: Column, b: Column) -> Column:
     a, offsets = _tight(a)
     keys, wanted = _keys(a, b)
     if len(a) == 1:
-        # One list is compared with all rows, for example a user's list with a thousand items.
+        # A single list is compared with the values of all rows, for example a user's list with a thousand items.
         found = _among(wanted, keys)
     else:
         rows = _rows(offsets)
@@ -300,7 +301,7 @@ def overlap(a: Column, b: Column) -> Column:
     else:
         keys, rows = np.concatenate([a_keys, b_keys]), np.concatenate([rows, _rows(b_offsets)])
         # After the sort, the equal elements of a row form a run in which the elements of `a` come before those of `b`.
-        # Each step from `a` to `b` inside a run is a common element. A run has at most one such step.
+        # So a run with elements of both lists has exactly one step from `a` to `b`, and stands for one common element.
         order = _grouped(keys, rows, len(a))
         keys, rows, from_b = keys[order], rows[order], order >= len(a_keys)
         rows = rows[1:][(keys[1:] == keys[:-1]) & (rows[1:] == rows[:-1]) & from_b[1:] & ~from_b[:-1]]
@@ -337,8 +338,8 @@ def list_sum(a: Column) -> Column:
 def list_mean(a: Column) -> Column:
     """The mean of a list of numbers, as a float. Missing if the list is empty or missing.
 
-    Every element becomes a float first, so that ints cannot wrap around. The elements are added in the order of the
-    list.
+    Every element is converted to a float first, so the sum of ints cannot wrap around. The elements are added in the
+    order of the list.
     """
     a, offsets = _tight(a)
     lengths = np.diff(offsets)
@@ -371,7 +372,7 @@ def list_max(a: Column) -> Column:
         # Empty rows hold no values, so the values of a non-empty row end where those of the next non-empty row begin.
         largest[filled] = np.maximum.reduceat(a.values, offsets[:-1][filled])
     if largest.dtype == np.float64:
-        # Which of -0.0 and 0.0 comes out of `maximum`, or which of several NaNs, depends on the processor.
+        # If -0.0 and 0.0 both occur, or several NaNs, the result of `maximum` depends on the processor.
         largest = one_nan(largest + 0.0)
     return Column(a.type.of_elements(), largest, present=_not_empty(a, lengths))
 

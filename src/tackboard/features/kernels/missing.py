@@ -1,8 +1,8 @@
-"""Missing values: finding them, filling them, making them.
+"""Operators that find, fill and make missing values.
 
 Decided: these operators work on rows and never on the elements of a list, because elements are never missing. NaN is a
-value; only `.finite()` makes it missing. A constant must be of the column's own kind, so that filling never changes a
-type.
+value; only `.finite()` makes it missing. A constant must have the same kind as the column, so filling never changes the
+type of a column.
 """
 
 from __future__ import annotations
@@ -78,15 +78,15 @@ def is_missing(a: Column) -> Column:
     Example("x.fill_missing([])", [[1], []], {"x": ("list[int]?", [[1], None])}),
 )
 def fill_missing(a: Column, *, value: Any) -> Column:
-    """The value, or a constant of the same kind if the value is missing: text for a string, a whole number for int, id
-    and time (ms), one number for all components of a vector, and [] for a list. NaN stays NaN. The result is never
-    missing."""
+    """The value, or a constant of the same kind if the value is missing. The constant is text for a string, a whole
+    number for int, id and time (ms), one number for all components of a vector, and [] for a list. NaN stays NaN. The
+    result is never missing."""
     type_ = a.type.with_nullable(False)
     if a.present is None or (len(a.present) == 1 and a.present[0]):
         return Column(type_, a.values, offsets=a.offsets, dictionary=a.dictionary)
     if a.offsets is not None:
         lengths = np.diff(a.offsets)
-        # A missing row may hold elements, but their values are undefined.
+        # A missing row of a list column may hold elements, but the values of these elements are undefined.
         keep = np.repeat(a.present, lengths)
         values = a.values[a.offsets[0] : a.offsets[-1]][keep]
         return Column(type_, values, offsets=offsets_of(lengths * a.present), dictionary=a.dictionary)
@@ -109,7 +109,7 @@ def fill_missing(a: Column, *, value: Any) -> Column:
 )
 def coalesce(*columns: Column) -> Column:
     """The first value that is not missing. All values must be scalars of one kind, vectors of one width, or numbers;
-    numbers of different kinds give a float if one is a float, else an int. Missing if all are missing."""
+    numbers of different kinds give a float if any is a float, else an int. Missing if all values are missing."""
     type_ = common_type(tuple(column.type for column in columns), (*SCALARS, "vector"))
     dictionary = None
     parts: list[NDArray[Any]] = [column.values for column in columns]
@@ -155,6 +155,6 @@ def finite(a: Column) -> Column:
 
 
 def _kept(a: Column, keep: Mask) -> Column:
-    """Returns the column `a`, in which the rows with `keep` = False are missing too."""
+    """Returns a column like `a` in which rows with `keep` = False are missing."""
     present = keep if a.present is None else a.present & keep
     return Column(a.type.with_nullable(True), a.values, present=present, dictionary=a.dictionary)

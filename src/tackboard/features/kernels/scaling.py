@@ -1,8 +1,8 @@
-"""Scaling: the kernels bring numbers into a range that suits a model.
+"""Operators that scale numbers into a range that suits a model.
 
 Decided: outside their domain the functions give the values of IEEE 754 (the log of 0 is -inf, the log of -1 is NaN).
-`.finite()` makes such values missing. NumPy gets contiguous arrays only, because it uses another loop for other arrays,
-and the results of that loop differ in their last bits.
+`.finite()` makes these values missing. The kernels pass only contiguous arrays to NumPy. NumPy handles other arrays
+with different code, whose results differ in the last bits.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ def normalise(a: Column, *, mean: float, std: float) -> Column:
     Example("x.bucketize([0, 10])", [2], {"x": ("float", [math.nan])}),
 )
 def bucketize(a: Column, *, boundaries: list[Any]) -> Column:
-    """The number of boundaries that are less than or equal to the value: 0 to len(boundaries); len(boundaries) for NaN.
-    The boundaries must increase. Ints are compared with int boundaries exactly; otherwise all numbers are compared as
-    floats. Missing stays missing."""
+    """The number of boundaries that are less than or equal to the value, from 0 to len(boundaries). NaN gives
+    len(boundaries). The boundaries must increase. Ints are compared with int boundaries exactly; otherwise all numbers
+    are compared as floats. Missing stays missing."""
     dtype = np.int64 if all(isinstance(boundary, int) for boundary in boundaries) else np.float64
     return joined(INT, np.array(boundaries, dtype=dtype).searchsorted(a.values, side="right"), a)

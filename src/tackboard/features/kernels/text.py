@@ -1,7 +1,7 @@
-"""Text: lower case, trimming, Unicode form, joining, searching.
+"""Operators on text: lower case, trimming, Unicode form, joining, searching.
 
-The kernels take string columns, which hold codes into a dictionary. They return a new string column, or a value per
-row.
+The kernels take string columns, which hold codes into a dictionary. They return a new string column, or a column of
+other values.
 
 Decided: work on text is done once per string of the dictionary. If the dictionary is longer than the column, only the
 strings that a row uses are processed, so a request for ten items never goes through the strings of a whole catalogue.
@@ -29,10 +29,10 @@ _register = functools.partial(register, family="text", elementwise=True)
 
 
 def used_texts(column: Column) -> tuple[Codes, Texts]:
-    """Returns (codes [all values], strings) of a string or string list column.
+    """Returns (codes, strings) of a column of strings or of lists of strings. There is one code per value.
 
     There are no more strings than codes, but at least one string. Every code is valid, even the code of a missing
-    value. A string may still occur twice.
+    value. The same string may occur twice.
     """
     codes, texts = column.values, column.dictionary
     if texts is None or len(texts) == 0:
@@ -73,7 +73,8 @@ def per_text(column: Column, compute: Callable[[str], Any], dtype: Any) -> NDArr
 
 
 def text_keys(*columns: Column) -> list[Codes]:
-    """Returns a number for every value of each string column. Two numbers are equal if and only if the strings are."""
+    """Returns a number for every value of each string column. Numbers are equal if and only if the strings are
+    equal."""
     known: dict[str, int] = {}
     return [per_text(column, lambda text: known.setdefault(text, len(known)), np.int64) for column in columns]
 
@@ -147,8 +148,8 @@ def nfc(a: Column) -> Column:
     ),
 )
 def concat(*columns: Column, separator: str = "") -> Column:
-    """The texts one after the other, with `separator` between them, even beside an empty text. Missing if any text is
-    missing."""
+    """The texts joined in the given order, with `separator` between them, even if a text is empty. Missing if any text
+    is missing."""
     codes, texts = used_texts(columns[0])
     for column in columns[1:]:
         right_codes, right_texts = used_texts(column)

@@ -1,11 +1,11 @@
-"""Vectors of fixed width: products, lengths, cosine, and packing numbers into a vector.
+"""Operators on vectors of fixed width: dot product, length, cosine, and packing numbers into a vector.
 
 The kernels take vector columns [n, width] of 32-bit floats (`pack` takes numbers). They return a float or a vector per
 row.
 
 Decided: everything is computed in 64 bits and summed in the order of the components. BLAS is never used, because its
-order of summation depends on the shape of the whole array. A column of one row is used for all rows of the other
-column, so that a user's vector is not copied for every item. All NaNs in results have the same bits.
+order of summation depends on the shape of the whole array. A column with only one row is combined with every row of the
+other column, so a user's vector is not copied for every item. All NaNs in results have the same bits.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ _register = functools.partial(register, family="vectors", elementwise=True)
 
 
 def _dot(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the dot products of vectors whose components are the first dimension [width, n or 1]."""
+    """Returns the dot products of vectors. The first dimension of both arrays is the component [width, n or 1]."""
     products = left * right
     if products.shape[1] == 1:
-        # These are the same additions in the same order. Plain floats are faster than arrays of one element.
+        # The loop below does the same additions in the same order. Plain floats are faster than arrays of one number.
         one = functools.reduce(operator.add, products[:, 0].tolist(), 0.0)
         return np.array([math.nan if math.isnan(one) else one])
     total = products[0] + 0.0
     for component in products[1:]:
         total += component
-    # The bits of a product of two NaNs depend on its position in the array.
+    # The bits of the product of two NaNs depend on the position of the product in the array.
     return one_nan(total)
 
 
 def _components(values: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Returns vectors [n, width] as 64-bit floats [width, n], because adding contiguous rows is faster."""
+    """Returns vectors [n, width] as 64-bit floats [width, n]. Sums are faster if each component is contiguous."""
     return np.ascontiguousarray(values.T, dtype=np.float64)
 
 
 def _num_rows(*columns: Column) -> int:
-    """Returns the number of rows of the result. A column of one row adapts to the others, even if they have no rows."""
+    """Returns the number of rows of the result. A column of one row takes the length of the others, even length 0."""
     return max((len(column) for column in columns if len(column) != 1), default=1)
 
 
@@ -152,13 +152,14 @@ def cosine(a: Column, b: Column, *squares: Column) -> Column:
     if either vector is missing.
     """
     result = np.empty(_num_rows(a, b))
-    # `squares` holds b.dot(b) if `b` is in a table: folding.py computes it ahead of time. A user cannot give it.
+    # If `b` is a column of a table, folding.py computes b.dot(b) ahead of time and passes it as `squares`. Users cannot
+    # pass `squares`.
     known = squares[0].values if squares else None
     for rows, (left, right) in _blocks(a, b):
         left_square = _dot(left, left)
         right_square = _dot(right, right) if known is None else known if len(known) == 1 else known[rows]
-        # This takes one root of the product and not the product of two roots, because sqrt(x * x) is exactly x. Squares
-        # of 32-bit floats are far from the limits of 64 bits, so neither overflow nor underflow is possible.
+        # The code takes the root of the product and not the product of two roots, because sqrt(x * x) is exactly x.
+        # Squares of 32-bit floats are far from the limits of 64 bits, so neither overflow nor underflow is possible.
         part = _dot(left, right) / np.sqrt(left_square * right_square)
         for square in (left_square, right_square):
             zero = square == 0.0
