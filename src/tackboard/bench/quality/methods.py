@@ -57,7 +57,7 @@ RIVAL_STEPS = {"ml-1m": 3_700}
 RIVAL_DROPOUT = {"ml-1m": 0.3, "deskdrop": 0.3}
 """Dataset → dropout of rivals that have PinFM's size; on other datasets, it is PinFM's dropout."""
 SASREC_SIZES = {"width": 64, "backbone": {"ffn_width": 64}}
-"""Sizes of SASRec if it is trained with cross-entropy."""
+"""Sizes of the methods `sasrec-items`, `sasrec-history` and `sasrec-request`."""
 FIXED = {
     "seed": "use --seeds",
     "data.dataset": "use --dataset",

@@ -56,8 +56,8 @@ PUBLISHED: Published = {
     ("fine-tuned", "frozen"): (1, "fine-tuned against frozen: Save about +3.7%"),
 }
 """Pair of arms → sign and words from Table 6 of the PinFM publication. The arm `None` of the publication is a ranker
-without PinFM, but our arm `scratch` contains an untrained PinFM. So only signs can be compared. The sign is None if the
-published difference was too small to have a sign."""
+without PinFM, but our arm `scratch` contains a PinFM that is not pretrained. So only signs can be compared. The sign is
+None if the published difference was too small to have a sign."""
 
 Key = tuple[int, str]
 """(requested number of examples, arm)"""
