@@ -44,7 +44,7 @@ RAMP = (0.7, 0.85, 1.0, 1.15, 1.3)
 LEAST_GOODPUT = 0.9
 """Aim: goodput at the highest load is at least this share of the peak."""
 NUM_REQUESTS = 100
-"""Number of different requests, which are sent in turn. Their number of candidates is the same as in the demo."""
+"""Number of different requests, which are sent in turn. A request has the same number of candidates as in the demo."""
 ROUNDS, SECONDS, RAMP_SECONDS = 5, 2.0, 1.5
 QUICK_ROUNDS, QUICK_SECONDS = 2, 1.0
 

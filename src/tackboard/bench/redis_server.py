@@ -16,7 +16,7 @@ START_S = 20.0
 
 
 class RedisServer:
-    """A `redis-server` with its files in `folder`. If `appendfsync` is `off`, data is kept in memory only."""
+    """A `redis-server` with its files in `folder`. `appendfsync` is the Redis setting, or `off` to use memory only."""
 
     def __init__(self, folder: Path, *, appendfsync: str = "off") -> None:
         if not RedisServer.is_installed():

@@ -106,7 +106,7 @@ def measure(folder: Path, *, quick: bool = False) -> dict[str, Any]:
 
 @contextmanager
 def _store(name: str, folder: Path) -> Iterator[SequenceStore]:
-    """Opens an empty store. `name` says the engine and its durability setting."""
+    """Opens an empty store of the engine `name` (see ENGINES)."""
     folder.mkdir(parents=True)
     engine, _, setting = name.partition("_")
     config = StoreConfig(fields=FIELDS)
@@ -147,7 +147,7 @@ def _measure_all(stores: Mapping[str, SequenceStore], sizes: StoreSizes) -> dict
 
 
 class _Reads:
-    """Times reads of one kind. Each turn makes an equal share of the `num_calls` calls."""
+    """Measures the time of reads of one kind. Each turn makes an equal share of the `num_calls` calls."""
 
     def __init__(
         self, store: SequenceStore, users: Sequence[int], fields: list[str] | None, last: int | None, num_calls: int
@@ -176,7 +176,7 @@ def _fill_buffers(store: SequenceStore, sizes: StoreSizes, draw: np.random.Gener
 
 
 class _Appends:
-    """Times calls that append `size` events of random users. Appended events are newer than all earlier events.
+    """Measures the time of calls that append `size` events of random users, newer than all earlier events.
 
     Each turn makes an equal share of the calls.
     """
@@ -215,7 +215,7 @@ class _Appends:
 
 
 def events(draw: np.random.Generator, num_events: int, start_ms: int = 1_700_000_000_000) -> dict[str, Values]:
-    """Makes up events in the order of their time, with ids of 62 bits, eight actions, four surfaces and four fields."""
+    """Makes up events sorted by time, with ids of 62 bits, eight actions, four surfaces and the fields of FIELDS."""
     times = start_ms + np.cumsum(draw.integers(1, 60_000, num_events))
     names = {kind: object_array([f"{kind} {number}" for number in range(8)]) for kind in ("action", "surface")}
     return {

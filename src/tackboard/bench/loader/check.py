@@ -1,8 +1,9 @@
 """Checks whether a contender of `tackboard bench loader` gives the same batches as our loader.
 
-`contender` writes a file about one epoch. The check compares this file with the dataset and returns a sentence for each
-difference. The epoch must hold every training segment once and no other segment. The file also holds the tensors of
-some batches. Each tensor must equal, bit for bit, the tensor that `make_batch` makes from the same segments.
+The module `contender` writes a file about one epoch. The check compares this file with the dataset and returns a
+sentence for each difference. The epoch must hold every training segment once and no other segment. The file also holds
+the tensors of some batches. Each tensor must equal, bit for bit, the tensor that `make_batch` makes from the same
+segments.
 """
 
 from __future__ import annotations

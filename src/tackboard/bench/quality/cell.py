@@ -164,7 +164,7 @@ def _with_newest(sequences: Sequences, count: int) -> Sequences:
 
 
 def chosen_users(sequences: Sequences, max_users: int) -> NDArray[np.int64]:
-    """Returns the users that can be ranked. Draws `max_users` of them if there are more, by the user ids alone."""
+    """Returns all users that can be ranked, or a draw of `max_users` users that depends on the user ids alone."""
     users = evaluated_users(sequences)
     if not max_users or len(users) <= max_users:
         return users

@@ -2,12 +2,12 @@
 
 A cell is one unit of work: one stage of the protocol for one method with one seed on one prepared dataset. The
 description of a cell holds the whole config of the run, the protocol, and the earlier cell that this cell needs. It
-names no machine, so the hash of the description identifies the work on every machine:
+names no machine, so the hash of the description identifies the work on every machine. The folder WORK holds:
 
     WORK/quality.json                     marks the folder as a folder of this benchmark
     WORK/datasets/<prepared>/             see data.py
-    WORK/cells/<label>-<hash>/            cell.json · result.json · ranks.npy …       finished, never touched again
-    WORK/runs/<label>-<hash>/             the run directory of a cell that trains: an unfinished cell continues there
+    WORK/cells/<label>-<hash>/            cell.json · result.json · ranks.npy … of a finished cell; never changed again
+    WORK/runs/<label>-<hash>/             the run directory of a cell that trains; an unfinished cell continues there
     WORK/logs/<label>-<hash>.log          output of the process that ran the cell
 
 The folder `cells` is small, and copying it is enough to continue on another machine. Decided: results of older versions

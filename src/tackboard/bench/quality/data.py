@@ -225,7 +225,7 @@ def find_files(public: PublicDataset, data: Path | None) -> list[Path]:
 
 
 def every_nth_user(content: PublicData, stride: int) -> PublicData:
-    """Keeps the events and attributes of every `stride`-th user, in the order of user ids, and all items."""
+    """Keeps all items, and the events and attributes of every `stride`-th user in the order of user ids."""
     if stride == 1:
         return content
     kept = pa.array(distinct_ids(content.events["user"])[::stride])
@@ -248,7 +248,7 @@ def distinct_ids(column: pa.ChunkedArray) -> list[Any]:
 
 
 def settle_ties(events: pa.Table, rule: str) -> pa.Table:
-    """Makes the times of each user rise strictly. Adds 0, 1, 2, … ms to events at one instant, ordered by the rule."""
+    """Adds 0, 1, 2, … ms to events of one user at one instant, in the order of the rule. So no two times are equal."""
     users = _codes(events["user"])
     times, order = numpy_column(events, "time_ms"), numpy_column(events, "order")
     by_time = np.lexsort((order, times, users))

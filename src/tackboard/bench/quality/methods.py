@@ -49,13 +49,13 @@ EPOCHS, LARGE_EPOCHS = 60, 3
 DRAWN_ITEMS, QUICK_DRAWN_ITEMS = 16_384, 1_024
 """Number of items drawn for each step from a large catalogue, without and with `--quick`."""
 LARGE_CATALOGUE = 50_000
-"""A catalogue with more items than this is called large. Its steps compute no softmax over all items."""
+"""A catalogue with more items than this is called large. Training then computes no softmax over all items."""
 RIVAL_RATES = {"deskdrop": 1e-2, "kakao-brunch": 3e-3}
 """Dataset → learning rate of rivals with the inputs of our model; 1e-3 for other datasets."""
 RIVAL_STEPS = {"ml-1m": 3_700}
-"""Dataset → number of steps of rivals that have PinFM's size; on other datasets, it is PinFM's number of steps."""
+"""Dataset → number of steps of rivals that have PinFM's size. Other datasets use PinFM's number of steps."""
 RIVAL_DROPOUT = {"ml-1m": 0.3, "deskdrop": 0.3}
-"""Dataset → dropout of rivals that have PinFM's size; on other datasets, it is PinFM's dropout."""
+"""Dataset → dropout of rivals that have PinFM's size. Other datasets use PinFM's dropout."""
 SASREC_SIZES = {"width": 64, "backbone": {"ffn_width": 64}}
 """Sizes of the methods `sasrec-items`, `sasrec-history` and `sasrec-request`."""
 FIXED = {
@@ -127,7 +127,7 @@ def find_method(name: str) -> Method:
 
 
 def config_of(method: Method, place: MethodContext, seed: int, overrides: Sequence[str] = ()) -> RunConfig:
-    """Returns the config of a method's run. The override `a.b=c` is for all methods, and `METHOD:a.b=c` is for one."""
+    """Returns the config of a method's run. The override `a.b=c` is for all methods, `METHOD:a.b=c` for one method."""
     if method.build is None:
         raise UsageError(f"{method.name} fits nothing and has no settings")
     config = dataclasses.replace(method.build(place), seed=seed)

@@ -1,4 +1,4 @@
-"""The studies `reproduce`, `validate` and `compare` of `tackboard bench quality`.
+"""This module defines the studies `reproduce`, `validate` and `compare` of `tackboard bench quality`.
 
 A study is a function that plans cells (units of work, see cells.py) and can make a table of their results. "Tie rule"
 means the order of events of one user that have the same time (data.py).
@@ -113,7 +113,7 @@ def published_for(context: StudyContext) -> dict[str, tuple[str, str, tuple[floa
 
 
 def agrees(results: Sequence[Result], metric: str, published: float) -> dict[str, Any]:
-    """Averages our figures over seeds for each tie rule, and checks whether a published figure is near these means."""
+    """Averages our figures over seeds for each tie rule. Checks whether `published` is near the range of the means."""
 
     def spread(kind: str) -> tuple[float, float]:
         rules = {result.cell.ties for result in results}
@@ -267,7 +267,7 @@ def per_user(group: Sequence[Result], metric: str) -> NDArray[np.float64]:
 
 
 def compare_to_strongest(groups: Mapping[tuple[str, str], Sequence[Result]]) -> list[dict[str, Any]]:
-    """Compares each of our methods, for each metric, with the best baseline (by mean) that reads no more inputs."""
+    """Compares each of our methods, for each metric, with the best baseline that reads no more than our method."""
     found = []
     for (ties, name), ours in groups.items():
         if not METHODS[name].is_ours:

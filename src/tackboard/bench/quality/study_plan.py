@@ -66,7 +66,7 @@ class StudyContext:
         return tuple(dict.fromkeys(self.options.ties)) or tuple(otherwise)
 
     def one_rule(self) -> str:
-        """Returns the only tie rule. Raises UsageError if the options name several tie rules."""
+        """Returns the tie rule, for studies that need exactly one. Raises UsageError if the options name several."""
         rules = self.ties(self.bench.ties[:1])
         if len(rules) > 1:
             raise UsageError(
@@ -92,11 +92,11 @@ class StudyContext:
         return [method for method in methods if method.build is not None]
 
     def seeds(self, otherwise: int) -> range:
-        """Returns the seeds 0, 1, 2, …. By default, there are `otherwise` seeds, and one seed with --quick."""
+        """Returns the seeds 0, 1, 2, …. By default there are `otherwise` seeds, but only one seed with --quick."""
         return range(self.options.seeds or (1 if self.options.quick else otherwise))
 
     def places(self, ties: Sequence[str]) -> dict[str, MethodContext]:
-        """Returns tie rule → context of a method on this dataset. Prepares missing datasets unless `is_trial`."""
+        """Returns tie rule → context with the dataset of this rule. Prepares missing datasets unless `is_trial`."""
         stride = self.bench.quick_stride if self.options.quick else 1
         if self.is_trial:
             check_ties(self.bench, ties)
@@ -144,8 +144,8 @@ class StudyContext:
 
 Find = Callable[[Cell], Result | None]
 Table = dict[str, Any]
-"""`sections` holds titles, headers and rows of text, and `notes` holds sentences. `figures` holds the same results as
-numbers. `charts` holds descriptions of charts, which report.py draws."""
+"""The results of a study. `sections` holds titles, headers and rows of text, and `notes` holds sentences. `figures`
+holds the same results as numbers. `charts` holds descriptions of charts, which report.py draws."""
 
 
 @dataclasses.dataclass(frozen=True)

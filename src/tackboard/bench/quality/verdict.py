@@ -7,7 +7,7 @@ exclude 0. With one seed, only the interval over users is known, and the answer 
 depend on a seed, such as a ranking by counts, is called fixed and has one figure.
 
 Not seeing a difference does not prove that there is none. So if the publication found almost no difference, the answer
-is "agree" only if both intervals are narrow: they must lie within ±`SAME_SHARE` of the figure of the second method.
+is "agree" only if both intervals of the difference lie within ±`SAME_SHARE` times the figure of the second method.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _t_quantile(degrees_of_freedom: float) -> float:
 
 
 def verdict(measured: Measured, published: int | None, *, is_lower_better: bool = False) -> str:
-    """Judges a difference in a word. `published` is 1 for better, -1 for worse, 0 for about equal, None if unknown."""
+    """Returns the verdict in words. `published` is 1 for better, -1 for worse, 0 for about equal, None if unknown."""
     if measured.is_noise and published != 0:
         return "within noise"
     is_better = (measured.difference > 0) != is_lower_better
@@ -95,7 +95,7 @@ def verdict(measured: Measured, published: int | None, *, is_lower_better: bool 
 
 
 def _same(measured: Measured) -> str:
-    """Returns "agree" if both methods are equal, "disagree" if they differ, and "cannot tell" for wide intervals."""
+    """Returns "agree" if both methods are about equal, "disagree" if they differ, otherwise "cannot tell"."""
     margin = SAME_SHARE * abs(float(np.mean(measured.theirs)))
     low, high = measured.reach
     if -margin < low and high < margin:

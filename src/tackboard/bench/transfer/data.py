@@ -140,7 +140,7 @@ def share_of(offsets: Indices, share: float) -> Indices:
 
 
 def rising(times: Indices, offsets: Indices) -> Indices:
-    """Returns the times [N]. Raises a time if it is not later than the previous time of the same user."""
+    """Returns the times [N], moved by whole milliseconds if needed, so that the times of each user rise strictly."""
     places = np.arange(len(times)) - np.repeat(offsets[:-1], np.diff(offsets))
     spare = times - places
     for begin, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
@@ -176,7 +176,7 @@ class Examples:
 
     @classmethod
     def before_judging(cls, path: Path, actions: tuple[str, ...]) -> Examples:
-        """Returns all events before the judged events as examples. No method may use other events of the dataset."""
+        """Returns all events before the judged events as examples. No method may train on later events."""
         offsets = user_offsets(path)
         kept = ranges(offsets[:-1], share_of(offsets, TRAINED_SHARE))
         events = open_dataset(path).read_events(["user_id", "item_id", "action"]).take(pa.array(kept))

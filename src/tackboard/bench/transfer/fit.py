@@ -74,7 +74,7 @@ class FitSettings:
     steps_per_pass: int = 100
     """A pass over all examples has at most this many steps. If there are too many examples, steps become larger."""
     least_steps: int = 20
-    """Smallest number of steps between judgements. A run is judged every half pass, but not more often than this."""
+    """Smallest number of steps between judgements. If half a pass has more steps, a run is judged every half pass."""
     max_points: int = 40
     """Largest number of judgements."""
     patience: int = 4

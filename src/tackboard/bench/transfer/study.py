@@ -60,7 +60,7 @@ without PinFM, but our arm `scratch` contains a PinFM that is not pretrained. So
 None if the published difference was too small to have a sign."""
 
 Key = tuple[int, str]
-"""(requested number of examples, arm)"""
+"""A pair (requested number of examples, arm)."""
 
 
 def transfer(context: StudyContext) -> StudyPlan:
