@@ -7,7 +7,7 @@ The arguments are the name of a contender, a part (`batch`, `online` or `unprepa
 last line of its output is one JSON object with the times. Decided: all contenders, including Tackboard, run in a
 separate process and take several turns, so that no contender inherits the caches or threads of another contender.
 
-In the part `online`, contenders may compute features that depend only on an item before the timing begins. In the part
+In the part `online`, features that depend only on an item may be computed before the timing begins. In the part
 `unprepared`, each request carries the attributes of its items, already looked up. The history of an online request
 holds only events that were received before the request, so no contender filters the history again. Timing begins when
 the tables are in memory in the contender's format, and ends when the features are in memory in this format. Reading

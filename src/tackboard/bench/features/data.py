@@ -230,7 +230,7 @@ def _events(
 ) -> pa.Table:
     count = int(lengths.sum())
     user = np.repeat(users["user_id"].to_numpy(), lengths)
-    # Users come in visits. The events of a visit lie within 20 minutes.
+    # The events of a user are grouped into visits, which last at most 20 minutes.
     visit = random.integers(0, (LOG_DAYS - 1) * 4, count)
     time_ms = end_ms - LOG_DAYS * DAY_MS + visit * (DAY_MS // 4) + random.integers(0, 1_200_000, count)
     late = random.random(count) < 0.03

@@ -9,9 +9,9 @@ not reported. The rivals are in `benchmarks/rivals/`. If they are not installed 
                  depend on an item alone, as the online executor does with a table of items
     unprepared   µs for one request that carries the attributes of its candidates
 
-Decided: contenders take turns, and aims are judged by CPU time (`turns`). No contender starts other processes, so the
-CPU time of its process is complete. In a batch, the best of several runs counts, because other work on the machine only
-adds time. For online requests, the median counts. For their wall-clock time, the report also has the 99th percentile.
+Decided: contenders take turns, and aims are judged by CPU time (`turns`). No contender starts other processes, so only
+the CPU time of one process is measured. In a batch, the best of several runs counts, because other work on the machine
+only adds time. For online requests, the median counts, and the report also has the 99th percentile of wall-clock time.
 """
 
 from __future__ import annotations
@@ -194,8 +194,8 @@ def aims(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 def differences(ours: pa.Table, theirs: pa.Table) -> list[str]:
     """Returns a sentence for each column that differs.
 
-    Bools, ints, ids and lists must be equal. Floats may differ by TOLERANCE, because a rival uses another `log` and
-    `exp` and adds in another order. A missing value equals only a missing value.
+    Bools, ints, ids and lists must be equal. Floats may differ by TOLERANCE, because a rival may use a different `log`
+    or `exp` and may add numbers in a different order. A missing value equals only a missing value.
     """
     if sorted(ours.column_names) != sorted(theirs.column_names):
         odd = sorted(set(ours.column_names) ^ set(theirs.column_names))

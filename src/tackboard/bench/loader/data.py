@@ -45,7 +45,7 @@ SURFACES = ("home", "related", "search")
 START_MS = 1_790_000_000_000
 MEAN_GAP_MS = 1_800_000
 SIGMA = 1.4
-"""Standard deviation of the logarithm of events per user. A tenth of the users have more than half of the events."""
+"""Standard deviation of log(events per user). With this value, 10% of the users have more than half of the events."""
 EXAMPLE_COLUMNS = ("item", "action", "surface", "time", "is_positive")
 
 
@@ -83,7 +83,7 @@ class Setting:
         )
 
     def window_rows(self, num_examples: int) -> int:
-        """Returns the number of examples per window for rivals without buckets. The dataset has `num_examples`."""
+        """Returns the number of examples in a window, for rivals without buckets. The dataset has `num_examples`."""
         return max(1, -(-num_examples * self.window_buckets // self.num_buckets))
 
     def open(self) -> SequenceSource:

@@ -149,7 +149,7 @@ def assemble(requests: pa.Table, events: pa.Table, max_history: int) -> pa.Table
 
 
 def explode(grouped: pa.Table, rows: NDArray[np.int64] | None = None) -> pa.Table:
-    """Returns one row per candidate, with all columns of its request. `rows` selects and orders the candidates."""
+    """Returns one row per candidate, with all columns of its request. `rows` selects candidates; None selects all."""
     lists = [name for name in grouped.column_names if pa.types.is_list(grouped.schema.field(name).type)]
     candidates = [name for name in lists if name not in HISTORY]
     request_of = _request_of(grouped)

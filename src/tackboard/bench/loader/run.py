@@ -8,7 +8,7 @@ most `max_length` events. The segments are shuffled at least as well as by our w
     speed      training segments per CPU-second of all processes, with one thread each; the median of several runs
     ladder     speed of our own loader, from the simplest variant to the variant that training uses
     workers    wall-clock seconds of an epoch, without workers and with two workers
-    memory     peak memory of all processes of a contender over an epoch, on a dataset and on one ten times as large
+    memory     peak memory of all processes of a contender over an epoch; for made-up data also at ten times the size
     mixing     how well the training order mixes users (`mixing`)
     layouts    bytes of the same examples in four layouts (`layouts`)
 
@@ -77,7 +77,7 @@ WITH_WORKERS = (OURS, "arrow")
 WATCHED = (OURS, "arrow", "hugging_face", "ray")
 """Contenders whose memory is measured."""
 LARGE_EVENTS = 5_000_000
-"""With more events than this, SLOWEST is left out. Batches are not checked, as the check keeps all events in memory."""
+"""With more events than this, SLOWEST is left out, and the check is skipped because it keeps all events in memory."""
 SLOWEST = "hugging_face_torch"
 SHOWN_SETTINGS = ("max_length", "tokens_per_step", "window_buckets", "num_hashes", "positive_actions")
 MIB = 2**20
