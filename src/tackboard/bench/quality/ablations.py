@@ -14,7 +14,7 @@ One question compares sets of positive actions. It needs a dataset with several 
 the same way (stage `ablation-positives`). The model ranks the article of the user's second-last save among all articles
 that are new to the user. The history ends before the user's first event with this article, and training reads no later
 event of the user. Decided: the history does not end right before the save, because people open an article and then save
-it. A model could then succeed by guessing the article that the user opened last.
+it. Otherwise a model could succeed by guessing the article that the user opened last.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ names no machine, so the hash of the description identifies the work on every ma
     WORK/runs/<label>-<hash>/             the run directory of a cell that trains; an unfinished cell continues there
     WORK/logs/<label>-<hash>.log          output of the process that ran the cell
 
-The folder `cells` is small, and copying it is enough to continue on another machine. Decided: results of older versions
-stay valid. If the old description lacks a setting, the setting gets today's default. The old result counts if the two
-descriptions are then equal. Without this rule, every new setting would throw away days of results. Each result records
-the commit that made it.
+The folder `cells` is small, and copying it is enough to continue on another machine. Decided: a result of an older
+version may still count. If the old description lacks a setting, the setting gets today's default. The old result counts
+if the description then equals the description of today's cell. Without this rule, every new setting would throw away
+days of results. Each result records the commit that made it.
 """
 
 from __future__ import annotations
