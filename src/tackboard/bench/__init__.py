@@ -1,1 +1,1 @@
-"""The benches, which measure every claim that we make: one module or folder for each `tackboard bench` name."""
+"""The benches measure the claims that we make. Each `tackboard bench` command has one module or folder here."""

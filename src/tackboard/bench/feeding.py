@@ -1,9 +1,9 @@
 """`tackboard bench feeding` measures how fast the host makes batches, and how long a GPU step takes with these batches.
 
-A GPU step here is a series of matrix products. It takes about as long as a step of pretraining with 8 layers of width
-512 and 65,536 tokens. Three ways of moving the batch to the device are compared, each with and without reading the loss
-in every step. A trainer reads the loss, and so the host waits for the GPU. All ways take turns, and the report says if
-other processes disturbed the run (`turns`).
+Instead of training, the GPU computes a series of matrix products in each step. This takes about as long as a step of
+pretraining with 8 layers of width 512 and 65,536 tokens. The bench compares three ways of moving a batch to the device.
+Each way is measured with and without reading the loss in every step, because a trainer that reads the loss makes the
+host wait for the GPU. All ways take turns, and the report says if other processes disturbed the run (`turns`).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from tackboard.features.standard import features_for_model
 STEP_MS = 31.6
 WORKERS = (0, 1, 2, 4, 8)
 WAYS = ("copied", "pinned", "ahead")
-"""`copied` copies from pageable memory and `pinned` from pinned memory. `ahead` also copies from pinned memory, one
-batch ahead on a stream of its own (`prefetch.on_device`)."""
+"""`copied` copies from pageable memory and `pinned` from pinned memory. `ahead` copies from pinned memory on a separate
+stream, one batch before the batch is needed (`prefetch.on_device`)."""
 ROUNDS = 2
 
 
 def measure(folder: Path, *, data: Path | None, num_events: int, tokens_per_step: int) -> dict[str, Any]:
-    """Measures host and device, on the dataset `data` or on a made-up dataset in `folder`."""
+    """Measures host and device with batches of the dataset `data`, or of a made-up dataset in `folder`."""
     if data is None:
         data = write_made_up(
             folder, "made-up", num_events=num_events, num_items=500_000, mean_length=200, seed=20261115
@@ -58,14 +58,14 @@ def measure(folder: Path, *, data: Path | None, num_events: int, tokens_per_step
 
 
 def measure_host(steps: TrainingSteps, num_steps: int) -> dict[str, dict[str, float]]:
-    """Returns millions of tokens per second of wall time and of CPU time, by the number of workers."""
+    """Returns, for each number of workers, the millions of tokens per second of wall time and of CPU time."""
 
     def turn(workers: int) -> tuple[float, float, float]:
         batches = steps.iterate(range(num_steps), workers)
         next(batches)
         wall, cpu = time.perf_counter(), time.process_time()
         tokens = sum(batch.num_events for _, batch in batches)
-        # The workers are threads, so the CPU time of this process includes theirs.
+        # The workers are threads, so the CPU time of this process includes the CPU time of the workers.
         return tokens / 1e6, time.perf_counter() - wall, time.process_time() - cpu
 
     turns = take_turns({str(workers): functools.partial(turn, workers) for workers in WORKERS}, ROUNDS)
@@ -77,7 +77,10 @@ def measure_host(steps: TrainingSteps, num_steps: int) -> dict[str, dict[str, fl
 
 
 def measure_device(steps: TrainingSteps, num_steps: int) -> dict[str, Any] | None:
-    """Returns milliseconds per step, by workers, way and whether the loss is read; None without a GPU."""
+    """Returns milliseconds per step for each number of workers and each way, with and without reading the loss.
+
+    Returns None without a GPU.
+    """
     if not torch.cuda.is_available():
         return None
     device = torch.device("cuda")

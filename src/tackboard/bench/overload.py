@@ -1,18 +1,18 @@
 """`tackboard bench overload` measures how many requests an overloaded server still answers in time.
 
-A short training makes the demo's model in a folder (the quality of the model does not matter here). A server with
+The bench trains the demo's model for a few steps, because the quality of the model does not matter here. A server with
 default settings serves the model, and clients in another process send requests (`overload_client`). The result is one
 object of numbers. Goodput is the number of answers per second that reach a client within the deadline of 200 ms.
 
     capacity   the best goodput over a ramp, which is a series of offered rates around the rate of a single client that
                waits for every answer
     loads      goodput at 0.5 to 3 times the capacity; the loads take turns, and the mean over the rounds counts
-    peak       the largest of these means
+    peak       the largest mean goodput of all loads
 
 Decided: the aim is a ratio of two means over the same rounds, because the speed of a shared machine changes from second
-to second. The ramp only sets the rates. The best of the ramp's short samples is higher than any lasting rate, so a load
-of 2 is usually more than twice the lasting rate. The CPU time of the clients is reported, because on a machine with two
-cores the clients take CPU time from the server.
+to second. The ramp only sets the offered rates. The best of the ramp's short samples is higher than any rate that the
+server can sustain, so twice the capacity is usually more than twice the sustainable rate. The CPU time of the clients
+is reported, because on a machine with two cores the clients take CPU time from the server.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RAMP = (0.7, 0.85, 1.0, 1.15, 1.3)
 LEAST_GOODPUT = 0.9
 """Aim: goodput at the highest load is at least this share of the peak."""
 NUM_REQUESTS = 100
-"""Number of different requests, which are sent in turn. Each has as many candidates as a demo request."""
+"""Number of different requests, which are sent in turn. A request has the same number of candidates as in the demo."""
 ROUNDS, SECONDS, RAMP_SECONDS = 5, 2.0, 1.5
 QUICK_ROUNDS, QUICK_SECONDS = 2, 1.0
 
@@ -89,7 +89,7 @@ def measure(folder: Path, *, quick: bool = False) -> dict[str, Any]:
 
 
 def _build(config: DemoConfig) -> tuple[Path, Path]:
-    """Makes the demo's dataset, and a bundle of its model after a few steps."""
+    """Makes the demo's dataset, trains the demo's model for a few steps, and exports the model as a bundle."""
     say("making the demo's dataset and a model of its size")
     commands, logs = build_commands(config), config.out / "logs"
     data = run_command("data", commands["data"], log=logs / "data.log")
@@ -111,7 +111,7 @@ class _Clients:
         try:
             metadata = client.get_model_metadata(MODEL)
             datatypes = {entry["name"]: entry["datatype"] for entry in metadata["inputs"]}
-            # The first requests warm the server up, and they check that the server answers with scores.
+            # The first requests warm up the server and check that it answers with scores.
             send(client, MODEL, requests[:20], binary=True)
             latencies_ms = send(client, MODEL, requests, binary=True).latencies_ms
         finally:
@@ -170,7 +170,7 @@ def mean_of(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def aims(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the aim, its measured value and whether it was met."""
+    """Returns the aim, its measured value and whether the aim was met."""
     highest = f"{LOADS[-1]:g}"
     value = result["loads"][highest]["in_time_per_s"] / result["peak_per_s"] if result["peak_per_s"] else 0.0
     text = f"answers in time at {highest} times the capacity over the peak, at least {LEAST_GOODPUT:g}"

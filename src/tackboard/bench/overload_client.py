@@ -1,15 +1,15 @@
-"""The clients of `tackboard bench overload`. They send requests at a fixed mean rate, even if the server is too slow.
+"""The clients of `tackboard bench overload` send requests at a fixed mean rate, even if the server is too slow.
 
     python -m tackboard.bench.overload_client PORT FILE RATE SECONDS DEADLINE_MS SEED
 
 PORT is the port of a server on this machine. FILE holds complete HTTP requests, as a JSON list of base64 texts. RATE is
 in requests per second, SECONDS is the length of the counted window, and SEED is for the arrival times. The last line of
 the output is one JSON object about the answers. Decided: arrivals are a Poisson process that does not wait for answers,
-and a latency counts from the instant at which its request was due. So a slow server cannot hide its delay by slowing
-its clients down. Only answers within a window count. The window begins after `WARM_S` of the same load, and the load
-lasts until the window ends, so neither an empty queue at the start nor a pause at the end flatters the server. All
-clients share one thread and use raw sockets and requests built beforehand, because on a small machine the clients take
-CPU time from the server.
+and a latency counts from the instant at which the request was due. So a slow server cannot hide its delay by slowing
+down the clients. Only answers within a time window count. The window begins after `WARM_S` seconds of the same load,
+and the load lasts until the window ends. So neither an empty queue at the start nor a pause at the end flatters the
+server. All clients share one thread and send requests that were built beforehand over raw sockets, because on a small
+machine the clients take CPU time from the server.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 WARM_S = 0.5
 """Seconds of load before the window."""
 MAX_CONNECTIONS = 240
-"""Largest number of connections. If all are in use, a due request waits, and its latency keeps counting."""
+"""Largest number of connections. If all connections are in use, a due request waits, and its latency keeps counting."""
 _HEADER_END = b"\r\n\r\n"
 
 

@@ -1,4 +1,4 @@
-"""A temporary Redis server for benches and tests, on a free port of loopback."""
+"""Runs a temporary Redis server for benches and tests, on a free port of loopback."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ START_S = 20.0
 
 
 class RedisServer:
-    """A `redis-server` with its files in `folder`. `appendfsync` is a setting of Redis, or `off` for memory alone."""
+    """A `redis-server` with its files in `folder`. `appendfsync` is the Redis setting, or `off` to use memory only."""
 
     def __init__(self, folder: Path, *, appendfsync: str = "off") -> None:
         if not RedisServer.is_installed():

@@ -1,8 +1,8 @@
-"""Shows the result of every bench: as tables on the terminal, and as the same tables in a Markdown file.
+"""Shows the result of a bench on the terminal and writes the same tables to a Markdown file.
 
 A bench turns its result into a `Report`. This module turns the report into lines of text, and into the file
 `<theme>_<hardware>_<yyyymm>.md` with the command, the machine, the commit, the date, the tables and the notes (such as
-aims and whether they were met). Charts are written beside this file.
+aims and whether they were met). Charts are written to the same folder as this file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tackboard.flow.outcome import describe_hardware, hardware_words
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under a header. `words` is a sentence about the table. Without rows only title and words appear."""
+    """Rows of cells under a header. `words` is a sentence about the table. A table without rows shows no header."""
 
     title: str
     header: Sequence[str]
@@ -30,7 +30,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The content of the report of a bench."""
+    """The content of a bench's report."""
 
     result: Mapping[str, Any]
     """The measurement, with the entries of `where_and_when`."""
@@ -111,7 +111,7 @@ def _cells(row: Sequence[str]) -> str:
 
 
 def _numeric(table: Table) -> list[bool]:
-    """Returns for each column whether it holds numbers."""
+    """Returns for each column whether the column holds numbers."""
     columns = [[row[place] for row in table.rows] for place in range(len(table.header))]
     return [
         any(column) and all(not cell or cell.replace(",", "").lstrip("+-")[:1].isdigit() for cell in column)

@@ -1,7 +1,8 @@
 """Finds the hand-written rivals of `tackboard bench features` and `bench loader`, and the Python that runs them.
 
-The code of the rivals is in `benchmarks/rivals/` of a checkout, never in the package. `make rivals` installs their
-libraries in `.rivals/venv`. If code or libraries are missing, a bench prints one line and measures Tackboard alone.
+The code of the rivals is in `benchmarks/rivals/` of a checkout, never in the package. `make rivals` installs the
+libraries that the rivals need in `.rivals/venv`. If the code or the libraries are missing, a bench prints one line and
+measures Tackboard alone.
 """
 
 from __future__ import annotations

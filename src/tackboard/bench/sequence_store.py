@@ -1,12 +1,12 @@
-"""`tackboard bench sequences` measures the time of writes and reads of the sequence store, embedded and on Redis.
+"""`tackboard bench sequences` measures writes to and reads from the sequence store, embedded (SQLite) and on Redis.
 
-Each engine stores the same users in a folder. Before anything is timed, events are read back and compared with the
+Each engine stores the same users in its folder. Before anything is timed, events are read back and compared with the
 appended events. Then the engines take turns at every case (`turns`). Each figure is for one client that waits for every
 answer. The report says what is guaranteed when an engine acknowledges an append, because a stronger guarantee costs
 time. Times are wall-clock times, because an append waits for the disk. The report says if a run was disturbed.
 
     append    one event per call, and 100 or 1,000 events of many users per call; measures events per second and the
-              time of a call, which includes moving events from a user's full buffer of new events into stored chunks
+              time of a call; if a user's buffer of new events is full, the call also moves its events to stored chunks
     read      the last 256 events or all events of a user with 256 or 16,000 events, in two columns or in all columns;
               measures reads per second, the time of a call and bytes per read
 """
@@ -45,7 +45,7 @@ ENGINES = {
 }
 SKIPPED = "skipped: no redis-server"
 ROUNDS = 4
-"""Number of turns of every engine at a case. The calls are spread over the turns."""
+"""Number of turns of every engine in each case. The calls of a case are spread over the turns."""
 APPENDS = {"append_1": 1, "append_100": 100, "append_1000": 1000}
 READS: dict[str, tuple[int, int | None, list[str] | None]] = {
     "read_256_two": (SHORT, SHORT, TWO),
@@ -55,7 +55,7 @@ READS: dict[str, tuple[int, int | None, list[str] | None]] = {
     "read_16000_two": (LONG, None, TWO),
     "read_16000_all": (LONG, None, None),
 }
-"""Name → (number of events of the user, number of events to read or None for all, columns or None for all nine)."""
+"""Name → (number of events of the user, number of events to read, columns to read). None stands for all."""
 WORDS = {
     "append_1": "append one event",
     "append_100": "append 100 events of many users",
@@ -71,14 +71,14 @@ WORDS = {
 
 @dataclass(frozen=True)
 class StoreSizes:
-    """Numbers of users and of calls."""
+    """The numbers of users and calls in a measurement."""
 
     num_short: int
     """Number of users with 256 events. The measured appends go to these users."""
     num_long: int
     """Number of users with 16,000 events."""
     num_calls: int
-    """Number of appends of one event, and of reads of each kind. Larger calls are made fewer times."""
+    """Number of calls that append one event, and of reads of each kind. Larger calls are made fewer times."""
 
 
 FULL, QUICK = (
@@ -106,7 +106,7 @@ def measure(folder: Path, *, quick: bool = False) -> dict[str, Any]:
 
 @contextmanager
 def _store(name: str, folder: Path) -> Iterator[SequenceStore]:
-    """Opens an empty store of one engine and setting."""
+    """Opens an empty store of the engine `name` (see ENGINES)."""
     folder.mkdir(parents=True)
     engine, _, setting = name.partition("_")
     config = StoreConfig(fields=FIELDS)
@@ -147,7 +147,7 @@ def _measure_all(stores: Mapping[str, SequenceStore], sizes: StoreSizes) -> dict
 
 
 class _Reads:
-    """Reads of one kind. Each turn makes an equal share of the `num_calls` calls."""
+    """Measures the time of reads of one kind. Each turn makes an equal share of the `num_calls` calls."""
 
     def __init__(
         self, store: SequenceStore, users: Sequence[int], fields: list[str] | None, last: int | None, num_calls: int
@@ -176,7 +176,10 @@ def _fill_buffers(store: SequenceStore, sizes: StoreSizes, draw: np.random.Gener
 
 
 class _Appends:
-    """Appends `size` events of random users per call, newer than all earlier events. A turn makes some of the calls."""
+    """Measures the time of calls that append `size` events of random users, newer than all earlier events.
+
+    Each turn makes an equal share of the calls.
+    """
 
     def __init__(self, store: SequenceStore, size: int, sizes: StoreSizes, draw: np.random.Generator) -> None:
         self._store = store
@@ -205,14 +208,14 @@ class _Appends:
         return _time(self._append, range(first, self._num_done))
 
     def check(self) -> None:
-        """Raises TackboardError unless the store holds everything that was appended."""
+        """Raises TackboardError unless the store holds all appended events."""
         num_added = self._store.stats()["num_events"] - self._num_before
         if num_added != self._size * self._num_done:
             raise TackboardError(f"the store holds only {num_added} of {self._size * self._num_done} appended events")
 
 
 def events(draw: np.random.Generator, num_events: int, start_ms: int = 1_700_000_000_000) -> dict[str, Values]:
-    """Makes up events in the order of their time, with ids of 62 bits, eight actions, four surfaces and four fields."""
+    """Makes up events sorted by time, with ids of 62 bits, eight actions, four surfaces and the fields of FIELDS."""
     times = start_ms + np.cumsum(draw.integers(1, 60_000, num_events))
     names = {kind: object_array([f"{kind} {number}" for number in range(8)]) for kind in ("action", "surface")}
     return {
@@ -244,7 +247,7 @@ def _rows(columns: Mapping[str, Values]) -> list[dict[str, Any]]:
 
 
 def _time(call: Callable[[int], Any], numbers: range) -> list[float]:
-    """Makes the calls one after the other and returns the seconds of each."""
+    """Makes the calls one after the other and returns the seconds of each call."""
     seconds = []
     for number in numbers:
         started = time.perf_counter()

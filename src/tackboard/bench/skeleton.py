@@ -1,10 +1,10 @@
 """`tackboard bench skeleton` measures what the whole path costs, from events to a served score.
 
-It runs the demo in a folder, with the same code as `tackboard demo`, and returns one object of numbers. The demo itself
-checks that server and offline scores agree, and that binary and JSON scores agree. Decided: a rate per CPU-second
-counts the whole process with start-up and imports, so no cost is hidden in a warm-up. Tokens per second cover the run
-from its first step to its last, with data loading and checkpoints. Users per second cover the model's ranking of all
-users.
+The bench runs the demo in a folder, with the same code as `tackboard demo`, and returns one object of numbers. The demo
+checks that server and offline scoring give the same scores, and that binary and JSON requests give the same scores.
+Decided: a rate per CPU-second counts the whole process with start-up and imports, so no cost is hidden in a warm-up.
+Tokens per second are measured from the first training step to the last, with data loading and checkpoints. Users per
+second are measured while the model ranks the catalogue for all users.
 """
 
 import time

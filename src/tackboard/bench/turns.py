@@ -1,10 +1,10 @@
-"""Fair comparisons for benches: contenders take turns, and a run on a busy machine is not judged.
+"""Makes comparisons of benches fair: contenders take turns, and a run on a busy machine is not judged.
 
 `take_turns` calls contenders, given as functions, in rounds. `Neighbours` measures the share of the machine's CPU time
-that other processes use in a `with` block. `judged` turns measured aims into verdicts. Decided: aims that compare
-speeds use CPU time, because wall-clock time includes the work of other processes. Other processes influence CPU time
-too (through caches, clock rates and the second thread of a core). So contenders take turns, and on a busy machine no
-aim counts as met or missed.
+that other processes use in a `with` block. `judged` withdraws the verdicts of a disturbed run. Decided: aims that
+compare speeds use CPU time, because wall-clock time includes the work of other processes. But other processes also
+influence CPU time, through caches, clock rates and the second thread of a core. So contenders take turns, and on a busy
+machine no aim counts as met or missed.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def take_turns(contenders: Mapping[str, Callable[[], T]], rounds: int) -> dict[s
 class Neighbours:
     """Measures the CPU time that other processes use during a `with` block.
 
-    Other processes are all processes but this one and its descendants.
+    Other processes are all processes except the current process and its descendants.
     """
 
     def __init__(self) -> None:
         self.share: float | None = None
-        """After the block: share of other processes in the CPU time of all cores, 0 to 1; None if it is unknown."""
+        """After the block: the share of all cores' CPU time that other processes used, 0 to 1; None if unknown."""
 
     def __enter__(self) -> Self:
         self._started_s, self._busy_s, self._own_s = time.perf_counter(), machine_busy_seconds(), own_cpu_seconds()
@@ -76,12 +76,12 @@ def machine_busy_seconds() -> float | None:
 
 
 def judged(aims: Iterable[Mapping[str, Any]], report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the aims of a run. In a disturbed run `met` is None, because nobody knows whether the aim is met."""
+    """Returns the aims. In a disturbed run, `met` becomes None, because nobody knows whether the aim is met."""
     return [{**aim, "met": None if report["disturbed"] else aim["met"]} for aim in aims]
 
 
 def aim_lines(result: Mapping[str, Any]) -> list[str]:
-    """Returns a line if the run was disturbed, and a line for each aim with its verdict and value."""
+    """Returns a line for each aim with its verdict and value, after a line about the disturbance if there was any."""
     aims = [f"{_VERDICTS[aim['met']]}: {aim['value']:g}, {aim['aim']}" for aim in result.get("aims", ())]
     return [*disturbance_lines(result), *aims]
 

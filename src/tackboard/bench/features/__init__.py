@@ -1,1 +1,1 @@
-"""`tackboard bench features` checks and times the same features, computed by our executors and by rivals."""
+"""`tackboard bench features` compares values and times of features that our executors and rivals compute."""

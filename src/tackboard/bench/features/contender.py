@@ -1,17 +1,17 @@
-"""Runs one contender of `tackboard bench features` in a process of its own.
+"""Runs one contender of `tackboard bench features` in a separate process.
 
     python -m tackboard.bench.features.contender polars batch FOLDER REPEATS
 
 The arguments are the name of a contender, a part (`batch`, `online` or `unprepared`), a folder with the tables of
-`data.py`, and the number of measurements. The process writes the contender's values as Arrow files into the folder, and
-prints one JSON object with the times as its last line. Decided: all contenders, including ours, run in this way and
-take several turns, so that no contender inherits the caches or threads of another.
+`data.py`, and the number of measurements. The process writes the contender's values as Arrow files into the folder. The
+last line of its output is one JSON object with the times. Decided: all contenders, including Tackboard, run in a
+separate process and take several turns, so that no contender inherits the caches or threads of another contender.
 
-In the part `online` contenders may compute beforehand the features that depend only on an item. In the part
-`unprepared` a request carries the attributes of its items, already looked up. The history of an online request holds
-only events that were received before the request, so no contender filters the history again. Timing begins when the
-tables are in memory in the contender's own form, and ends when its columns are in memory in its own form. Reading files
-and turning values into Arrow for the comparison are not timed.
+In the part `online`, features that depend only on an item may be computed before the timing begins. In the part
+`unprepared`, each request carries the attributes of its items, already looked up. The history of an online request
+holds only events that were received before the request, so no contender filters the history again. Timing begins when
+the tables are in memory in the contender's format, and ends when the features are in memory in this format. Reading
+files and converting features to Arrow for the comparison are not timed.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ CONTENDERS = {
     "feast_pandas": ("rivals.features_feast", "pandas"),
     "feast_store": ("rivals.features_feast", "store"),
 }
-"""Module and variant of each contender; `rivals` is benchmarks/rivals."""
+"""Contender → (module, variant). The package `rivals` is in benchmarks/rivals."""
 WARM_UP = 60
-"""Number of requests before timing begins. If fewer requests are measured, the warm-up has that number of requests."""
+"""Number of requests before timing begins. The warm-up never has more requests than the measurement."""
 
 
 def measure_batch(compute: Callable[[], Any], repeats: int) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def measure_batch(compute: Callable[[], Any], repeats: int) -> dict[str, Any]:
 
 
 def measure_online(compute: Callable[[int], Any], num_requests: int, repeats: int) -> dict[str, Any]:
-    """Returns wall and CPU µs of each request. A warm-up is not counted. The different requests take turns."""
+    """Returns wall and CPU µs of each of `repeats` requests, after a warm-up. The different requests take turns."""
     for number in range(min(WARM_UP, repeats)):
         compute(number % num_requests)
     wall, cpu = [], []

@@ -1,10 +1,10 @@
-"""Made-up data for `tackboard bench features`: events, items, users and requests with candidates.
+"""Makes up data for `tackboard bench features`: events, items, users and requests with candidates.
 
-From a seed and sizes this module makes five Arrow tables, which are the same for every contender. The tables are
-written as uncompressed Arrow files because a rival runs in its own Python environment. Decided: the data has the
-awkward parts of real logs. Items follow a power law, users have 50 to 500 events, three events in a hundred are
-received late, attributes are missing, brands are spelt in several ways (case, spaces, composed and decomposed accents),
-and some candidates have unknown ids.
+This module takes a seed and sizes and makes five Arrow tables, which are the same for every contender. The tables are
+written as uncompressed Arrow files, because a rival runs in its own Python environment. Decided: the data has the
+awkward parts of real logs. The popularity of items follows a power law, users have 50 to 500 events, 3% of the events
+are received late, attributes are missing, brands are spelt in several ways (case, spaces, composed and decomposed
+accents), and some candidates have unknown ids.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 DAY_MS = 86_400_000
 END_MS = 1_793_491_200_000
-"""2026-11-01 00:00 UTC, the end of the log. Summer time in Berlin ends on 25 October, amid the requests."""
+"""The end of the log, 2026-11-01 00:00 UTC. Summer time in Berlin ends on 25 October, within the days of requests."""
 LOG_DAYS = 60
 REQUEST_DAYS = 21
 """Requests lie in the last 21 days of the log, so that each request has a history."""
@@ -41,7 +41,7 @@ Ints = NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeatureSizes:
-    """Sizes of the data, and numbers of measurements."""
+    """The sizes of the data and the numbers of measurements."""
 
     num_users: int = 2_000
     num_items: int = 20_000
@@ -57,7 +57,7 @@ class FeatureSizes:
     online_repeats: int = 400
     """Number of online requests that are measured after the warm-up. The different requests take turns."""
     rounds: int = 3
-    """Number of turns of every contender. The measurements of a contender are spread over its turns."""
+    """Number of turns of each contender. The measurements of a contender are spread over its turns."""
 
 
 FULL = FeatureSizes()
@@ -75,10 +75,10 @@ QUICK = FeatureSizes(
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """The five tables. `rows` has a line per request and candidate: `request` (row number in requests) and `item_id`.
+    """The five tables. `rows` has one row per candidate, with the row number of its request (`request`) and `item_id`.
 
-    Events are sorted by (user_id, time_ms, order), items and users by id, requests by (user_id, request_ms), rows by
-    request.
+    Events are sorted by (user_id, time_ms, order), items and users by id, requests by (user_id, request_ms), and rows
+    by request.
     """
 
     events: pa.Table
@@ -112,7 +112,7 @@ def write_table(path: Path, table: pa.Table) -> None:
 
 
 def batch_world(sizes: FeatureSizes, seed: int) -> World:
-    """Makes many users and requests with few candidates, as for a training set."""
+    """Makes many users, and many requests with few candidates each, as in a training set."""
     random = np.random.default_rng(seed)
     items = _items(random, sizes.num_items)
     users = _users(random, sizes.num_users)
@@ -124,12 +124,12 @@ def batch_world(sizes: FeatureSizes, seed: int) -> World:
 
 
 def online_world(sizes: FeatureSizes, seed: int) -> World:
-    """Makes one request with many candidates for each of a few users, as a server gets them."""
+    """Makes a few users and one request with many candidates for each user, as a server receives requests."""
     random = np.random.default_rng(seed + 1)
     items = _items(random, sizes.num_items)
     users = _users(random, sizes.online_requests)
     lengths = np.full(sizes.online_requests, sizes.online_events, dtype=np.int64)
-    # Every event is received before the request, because an online store does not hold later events yet.
+    # Every event is received before the request, because an online store cannot hold later events.
     events = _events(random, users, items, lengths, end_ms=END_MS - 3 * DAY_MS)
     requests = pa.table(
         {
@@ -192,12 +192,12 @@ def _items(random: np.random.Generator, count: int) -> pa.Table:
 
 
 def _brands(random: np.random.Generator, count: int) -> pa.Array:
-    """Draws from 800 brands. Each is spelt in up to four ways, which normalisation makes equal."""
+    """Draws from 800 brands. Each brand is spelt in up to four ways, which become equal by normalisation."""
     spellings: list[str] = []
     for number in range(800):
         name = f"{BRAND_WORDS[number % len(BRAND_WORDS)]} {BRAND_WORDS[number // 7 % len(BRAND_WORDS)]} {number}"
         spellings += [name, name.upper(), f" {name}\t", unicodedata.normalize("NFD", name)]
-    words = list(dict.fromkeys(spellings))  # The last spelling of a name without accents equals the first.
+    words = list(dict.fromkeys(spellings))  # If a name has no accents, its last spelling equals its first.
     return _coded(random, _power_law(random, len(words), count), words, 0.04)
 
 
@@ -230,7 +230,7 @@ def _events(
 ) -> pa.Table:
     count = int(lengths.sum())
     user = np.repeat(users["user_id"].to_numpy(), lengths)
-    # Users come in visits. The events of a visit lie within 20 minutes.
+    # The events of a user are grouped into visits, which last at most 20 minutes.
     visit = random.integers(0, (LOG_DAYS - 1) * 4, count)
     time_ms = end_ms - LOG_DAYS * DAY_MS + visit * (DAY_MS // 4) + random.integers(0, 1_200_000, count)
     late = random.random(count) < 0.03

@@ -1,17 +1,17 @@
-"""`tackboard bench features` compares the feature layer with the same 40 features written by hand.
+"""`tackboard bench features` compares Tackboard with hand-written code that computes the same 40 features.
 
-It writes made-up tables into a folder, lets every contender compute the features in a process of its own, and returns
-one object of numbers. The values of a rival are compared with ours. If they differ, the time of the rival is not
-reported. The rivals are in `benchmarks/rivals/`. If they are not installed (`rivals`), only Tackboard is measured.
+The bench writes made-up tables into a folder, lets every contender compute the features in a separate process, and
+returns one object of numbers. The values of a rival are compared with ours. If they differ, the time of the rival is
+not reported. The rivals are in `benchmarks/rivals/`. If they are not installed (`rivals`), only Tackboard is measured.
 
-    batch        rows (a request with one candidate) per CPU-second of all threads, because cores cost money
+    batch        rows per CPU-second of all threads, because cores cost money; a row is one candidate of a request
     online       µs for one request; the items are known beforehand, so every contender prepares the features that
                  depend on an item alone, as the online executor does with a table of items
     unprepared   µs for one request that carries the attributes of its candidates
 
-Decided: contenders take turns, and aims are judged by CPU time (`turns`). No contender starts processes, so the CPU
-time of its process is all of its CPU time. In a batch the best of several runs counts, because other work on the
-machine only adds time. For online requests the median counts, and for wall-clock time also the 99th percentile.
+Decided: contenders take turns, and aims are judged by CPU time (`turns`). No contender starts other processes, so only
+the CPU time of one process is measured. In a batch, the best of several runs counts, because other work on the machine
+only adds time. For online requests, the median counts, and the report also has the 99th percentile of wall-clock time.
 """
 
 from __future__ import annotations
@@ -56,26 +56,26 @@ WORDS = {
     "feast_python": "Feast's transformation alone (transform_dict, Python mode, NumPy inside), inputs already fetched",
 }
 FEWER_REPEATS = {"feast_store": 20}
-"""Slow contender → the number by which its number of requests is divided."""
+"""Slow contender → number by which its number of repeats is divided."""
 MOST_BATCH_COST = 1.5
 """Aim: our CPU time of a batch is at most this many times the CPU time of hand-written Polars."""
 LEAST_SPEEDUP = 10.0
-"""Aim: the CPU time of a pandas or Feast request is at least this many times ours."""
+"""Aim: pandas or Feast needs at least this many times our CPU time for a request."""
 AIMED_AT = {
     "pandas": "hand-written pandas",
     "feast_store": "Feast as it is called",
     "feast_pandas": "Feast's transformation alone, pandas mode",
     "feast_python": "Feast's transformation alone, Python mode with NumPy inside",
 }
-"""Rival to which the aim LEAST_SPEEDUP applies → description. Each way of measuring Feast is judged; the reader
-decides which way matters."""
+"""Rival to which the aim LEAST_SPEEDUP applies → description. Feast is measured and judged in three ways, and the
+reader decides which way matters."""
 AGGREGATIONS = 8
 TOLERANCE = 1e-12
-"""Two floats count as equal if their difference is at most this share of the largest of 1 and both absolute values."""
+"""Floats a and b count as equal if their difference is at most this number times the largest of 1, |a| and |b|."""
 
 
 def measure(folder: Path, *, quick: bool = False, rivals_python: Path = rivals.PYTHON) -> dict[str, Any]:
-    """Writes tables into `folder` and measures every contender on them. Raises TackboardError if our own side fails."""
+    """Writes tables into `folder` and measures every contender on them. Raises TackboardError if Tackboard fails."""
     sizes = QUICK if quick else FULL
     versions = rivals.versions(rivals_python, PACKAGES)
     installed = not isinstance(versions, str)
@@ -118,7 +118,7 @@ def measure(folder: Path, *, quick: bool = False, rivals_python: Path = rivals.P
 
 
 def _contend(name: str, *, part: str, folder: Path, sizes: FeatureSizes, python: Path) -> dict[str, Any]:
-    """Runs one turn of a contender. Returns its times, or why it failed. `python` runs the rivals."""
+    """Runs one turn of a contender. Returns its times, or the reason why it failed. `python` runs the rivals."""
     say(f"{part}: {WORDS[name]}")
     repeats = sizes.batch_repeats if part == "batch" else sizes.online_repeats
     repeats = max(2, repeats // FEWER_REPEATS.get(name, 1) // sizes.rounds)
@@ -132,7 +132,7 @@ def _contend(name: str, *, part: str, folder: Path, sizes: FeatureSizes, python:
 
 
 def _figures(name: str, part: str, folder: Path, runs: Sequence[Mapping[str, Any]], num_rows: int) -> dict[str, Any]:
-    """Returns the figures of a contender over all its turns, or why there are none."""
+    """Returns the figures of a contender over all its turns, or the reason why there are no figures."""
     failed = [run for run in runs if "failed" in run]
     if failed:
         return dict(failed[0])
@@ -194,8 +194,8 @@ def aims(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 def differences(ours: pa.Table, theirs: pa.Table) -> list[str]:
     """Returns a sentence for each column that differs.
 
-    Bools, ints, ids and lists must be equal. Floats may differ by TOLERANCE, because a rival uses another `log` and
-    `exp` and adds in another order. A missing value equals only a missing value.
+    Bools, ints, ids and lists must be equal. Floats may differ by TOLERANCE, because a rival may use a different `log`
+    or `exp` and may add numbers in a different order. A missing value equals only a missing value.
     """
     if sorted(ours.column_names) != sorted(theirs.column_names):
         odd = sorted(set(ours.column_names) ^ set(theirs.column_names))

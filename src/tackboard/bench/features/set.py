@@ -1,9 +1,9 @@
-"""The 40 features that `tackboard bench features` computes, as a user of Tackboard writes them.
+"""Defines the 40 features that `tackboard bench features` computes, in the way a user of Tackboard defines features.
 
-Eight of the features aggregate the user's events. The others are features that a ranking model reads, and they cover
+Eight of the features aggregate the user's events. The other features are typical inputs of a ranking model and cover
 all families of operators. The rivals in `benchmarks/rivals/` compute the same features from the same tables, and a test
-compares both lists of names. Features that depend on the request alone have one value per request. All others have one
-value per candidate.
+compares the names of the features. Features that do not depend on an item have one value per request. All other
+features have one value per candidate.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""`tackboard bench loader` checks and times the same training batches, made by our loader and by rivals."""
+"""`tackboard bench loader` compares the training batches, the speed and the memory of our loader and of rivals."""

@@ -1,8 +1,9 @@
 """Checks whether a contender of `tackboard bench loader` gives the same batches as our loader.
 
-The check compares the file that `contender` wrote about an epoch with the dataset, and returns a sentence for each
-difference. An epoch must hold every training segment once and no other segment. In the batches that the file holds,
-every tensor must equal, bit for bit, the tensor that `make_batch` makes of the same segments.
+The module `contender` writes a file about one epoch. The check compares this file with the dataset and returns a
+sentence for each difference. The epoch must hold every training segment once and no other segment. The file also holds
+the tensors of some batches. Each tensor must equal, bit for bit, the tensor that `make_batch` makes from the same
+segments.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ HISTORY_COLUMNS = ("action", "surface", "time")
 
 
 def batch_arrays(batch: Any) -> dict[str, NDArray[Any]]:
-    """Returns every tensor of a batch by name. A tensor in a dictionary is named field/name."""
+    """Returns every tensor of a batch by name. A tensor of a field that is a dictionary gets the name field/key."""
     arrays = {}
     for field in dataclasses.fields(batch):
         value = getattr(batch, field.name)
@@ -33,7 +34,7 @@ def batch_arrays(batch: Any) -> dict[str, NDArray[Any]]:
 def digests(
     users: NDArray[np.int64], offsets: NDArray[np.int64], columns: dict[str, NDArray[Any]]
 ) -> NDArray[np.uint64]:
-    """Returns a hash for each segment [B], over its user and all values of its events, in order."""
+    """Returns a hash for each segment [B]. It covers the user and all values of the events in their order."""
     state = np.zeros(int(offsets[-1]), dtype=np.uint64)
     for seed, name in enumerate(("item", *HISTORY_COLUMNS, "is_positive")):
         state = mix64(state + mix64(columns[name].astype(np.int64), seed), seed)
@@ -44,7 +45,7 @@ def digests(
 
 
 def digests_of_batch(batch: Any) -> NDArray[np.uint64]:
-    """Returns the digests of the segments of a batch."""
+    """Returns the digest of each segment of a batch."""
     columns = {name: batch.columns[name].numpy() for name in HISTORY_COLUMNS}
     columns |= {"item": batch.item_ids[batch.items].numpy(), "is_positive": batch.is_positive.numpy()}
     return digests(batch.users.numpy(), batch.offsets.numpy(), columns)
@@ -73,7 +74,7 @@ class Reference:
         self.segments = segments.take(order)
 
     def differences(self, path: Path) -> list[str]:
-        """Returns sentences about the differences in the epoch that the file `path` describes."""
+        """Compares the epoch in the file `path` with the dataset, and returns a sentence for each difference."""
         with np.load(path) as told:
             if not np.array_equal(told["digests"], self.digests):
                 missing = len(np.setdiff1d(self.digests, told["digests"]))

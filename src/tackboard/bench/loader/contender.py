@@ -1,15 +1,16 @@
-"""Runs one contender of `tackboard bench loader` in a process of its own.
+"""Runs one contender of `tackboard bench loader` in a separate process.
 
     python -m tackboard.bench.loader.contender arrow events FOLDER speed,check
 
-The arguments are a contender, its variant, the folder that `data.prepare` wrote, and tasks. The process prints one JSON
-object as its last line. A contender is a module with a class `Contender(folder, variant)`, whose
-`epoch(number, num_workers)` yields the batches of an epoch as `SequenceBatch`. Tasks:
+The arguments are a contender, its variant, the folder that `data.prepare` wrote, and tasks. The last line of the output
+is one JSON object. A contender is a module with a class `Contender(folder, variant)`. The method
+`epoch(number, num_workers)` of the class yields the batches of an epoch as `SequenceBatch`. The tasks are:
 
     speed      measures CPU seconds of all processes for complete epochs, after a warm-up that is not counted
     check      writes NAME_VARIANT_check.npz with a digest of every segment, and with all tensors of some batches
     memory     runs one epoch; the caller measures the memory, see `ask` in core/processes.py
-    workers2   measures wall-clock seconds of one epoch with two workers, including their start; workers0 uses none
+    workers2   measures wall-clock seconds of one epoch with two workers, including the time to start the workers
+    workers0   measures wall-clock seconds of one epoch without workers
 
 Decided: work before the first epoch (opening files, our pass over the dataset for the index, starting Ray) is reported
 separately, because it is done once.
@@ -39,11 +40,11 @@ MODULES = {
     "ray": "rivals.loader_ray",
 }
 LIBRARIES = {"hugging_face": ("pandas", "datasets"), "ray": ("pandas", "ray.data"), "arrow": ("pandas",)}
-"""Libraries of a contender beside torch and Arrow. They are loaded before the idle process is measured."""
+"""Libraries that a contender needs in addition to torch and Arrow. They are loaded before idle memory is measured."""
 WARM_UP_SECONDS = 1.0
-"""Largest CPU time of the warm-up, which reads the first epoch and is not counted."""
+"""The warm-up reads the first epoch and stops after this CPU time. It is not counted."""
 LEAST_SECONDS = 0.8
-"""Complete epochs are measured until this CPU time is reached, but not more than MOST_EPOCHS epochs."""
+"""Complete epochs are measured until they have used this CPU time, but at most MOST_EPOCHS epochs."""
 MOST_EPOCHS = 6
 KEPT_BATCHES = 3
 
@@ -88,7 +89,7 @@ def measure_speed(contender: Any) -> dict[str, Any]:
 
 
 def measure_once(contender: Any, num_workers: int = 0) -> dict[str, Any]:
-    """Measures one epoch from a cold start."""
+    """Measures CPU and wall seconds of one epoch, without a warm-up."""
     counts = {"num_examples": 0, "num_tokens": 0, "num_steps": 0}
     wall_start, start = time.perf_counter(), own_cpu_seconds()
     _count(contender.epoch(0, num_workers), counts)
@@ -111,7 +112,7 @@ def _count(batches: Iterator[Any], counts: dict[str, int]) -> None:
 
 
 def write_check(batches: Iterator[Any], path: Path) -> dict[str, Any]:
-    """Writes a digest of every segment of an epoch, sorted, and all tensors of the first batches."""
+    """Writes the sorted digests of all segments of an epoch, and all tensors of the first batches."""
     from tackboard.bench.loader.check import batch_arrays, digests_of_batch
 
     digests: list[NDArray[np.uint64]] = []

@@ -1,15 +1,15 @@
-"""Data for `tackboard bench loader`: a made-up dataset, and the files that the rivals of the loader read.
+"""Makes up a dataset for `tackboard bench loader`, and writes the files that the rivals of our loader read.
 
-From a made-up dataset or a dataset of the user this module makes a folder for the rivals:
+This module takes a made-up dataset or the user's dataset, and writes a folder for the rivals:
 
     examples.parquet   one row per training segment, with its events in list columns; a row group for each bucket
     examples.arrow     the same rows without compression, as Hugging Face `datasets` keeps them in its cache
-    items.npz          the id of every item, its rows in the tables, and its log share of the positives
+    items.npz          for every item: its id, its rows in the embedding tables, and its log share of the positives
     setting.json       the setting of all contenders, and the names of actions and surfaces
 
 Decided: these files already hold the values that our loader computes while it reads (the split, the segments, actions
-as numbers, the hash rows and shares of all items). Making these files is not timed, so no rival is slow for lack of
-preparation.
+as numbers, the hash rows and shares of all items). The time to write the files is not counted, so no rival is slow for
+lack of preparation.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ SURFACES = ("home", "related", "search")
 START_MS = 1_790_000_000_000
 MEAN_GAP_MS = 1_800_000
 SIGMA = 1.4
-"""Standard deviation of the logarithm of events per user. A tenth of the users have more than half of the events."""
+"""Standard deviation of log(events per user). With this value, 10% of the users have more than half of the events."""
 EXAMPLE_COLUMNS = ("item", "action", "surface", "time", "is_positive")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-    """The dataset and the batches that every contender has to make."""
+    """Names the dataset and describes the batches that every contender has to make."""
 
     dataset: str
     positive_actions: tuple[str, ...]
@@ -59,7 +59,7 @@ class Setting:
     tokens_per_step: int = 4096
     window_buckets: int = 8
     num_buckets: int = 1
-    """Number of buckets of the dataset. `prepare` fills in this setting and the next two."""
+    """Number of buckets of the dataset. `prepare` sets `num_buckets`, `actions` and `surfaces`."""
     actions: tuple[str, ...] = ()
     surfaces: tuple[str, ...] = ()
     num_hashes: int = 8
@@ -73,7 +73,7 @@ class Setting:
 
     @property
     def config(self) -> DataConfig:
-        """This setting in the form that our loader takes."""
+        """This setting as a config of our loader."""
         return DataConfig(
             dataset=self.dataset,
             positive_actions=self.positive_actions,
@@ -83,7 +83,7 @@ class Setting:
         )
 
     def window_rows(self, num_examples: int) -> int:
-        """Returns how many of the dataset's `num_examples` examples a window holds, for rivals without buckets."""
+        """Returns the number of examples in a window, for rivals without buckets. The dataset has `num_examples`."""
         return max(1, -(-num_examples * self.window_buckets // self.num_buckets))
 
     def open(self) -> SequenceSource:
@@ -101,7 +101,7 @@ class Setting:
 
 
 def made_up_events(num_events: int, num_items: int, mean_length: int, seed: int) -> pa.Table:
-    """Makes up canonical events, sorted by user and time. Few users have many events, and items follow a power law."""
+    """Makes up events, sorted by user and time. Few users have many events, and few items are in many events."""
     num_users = max(1, num_events // mean_length)
     weights = np.exp(SIGMA * keyed_random.normal(seed, 1, np.arange(num_users)))
     bounds = np.append(0, np.round(np.cumsum(weights) * (num_events / weights.sum()))).astype(np.int64)
@@ -109,12 +109,12 @@ def made_up_events(num_events: int, num_items: int, mean_length: int, seed: int)
     lengths = np.diff(bounds)
     users = np.repeat(np.arange(num_users, dtype=np.int64), lengths)
     draws = keyed_random.bits(seed, 2, np.arange(num_events))
-    # One draw serves three purposes, with 32, 16 and 8 of its bits.
+    # One random number of 64 bits gives three draws: 32 bits for the item, 16 for the action and 8 for the surface.
     item_draw = (draws >> np.uint64(32)).astype(np.float64) * 2.0**-32
     action_draw = ((draws >> np.uint64(16)) & np.uint64(0xFFFF)).astype(np.float64) * 2.0**-16
     surfaces = ((draws >> np.uint64(8)) & np.uint64(0xFF)).astype(np.int32) % len(SURFACES)
     ranks = np.minimum((np.exp(item_draw * np.log(num_items + 1)) - 1).astype(np.int64), num_items - 1)
-    # Ids are in random order, like real ids.
+    # The ids of items are random, like real ids, and do not reveal the popularity of an item.
     names = (mix64(np.arange(num_items, dtype=np.int64), 7) >> np.uint64(2)).view(np.int64)
     gaps = ((mix64(draws.view(np.int64), 3) >> np.uint64(32)) % np.uint64(2 * MEAN_GAP_MS)).astype(np.int64)
     elapsed = np.cumsum(gaps)
@@ -138,12 +138,12 @@ def made_up_events(num_events: int, num_items: int, mean_length: int, seed: int)
 
 
 def write_made_up(root: Path, name: str, *, num_events: int, num_items: int, mean_length: int, seed: int) -> Path:
-    """Writes a made-up dataset and returns its snapshot."""
+    """Writes a made-up dataset and returns the path of its snapshot."""
     return write_dataset(root, name, made_up_events(num_events, num_items, mean_length, seed))
 
 
 def prepare(setting: Setting, folder: Path) -> dict[str, Any]:
-    """Writes the files of the rivals into `folder`, one bucket at a time. Returns counts and sizes."""
+    """Writes the files for the rivals into `folder`, one bucket at a time. Returns counts and sizes of the data."""
     folder.mkdir(parents=True, exist_ok=True)
     source = setting.open()
     index = index_training(source, setting.max_length)
@@ -191,7 +191,7 @@ def _write_examples(setting: Setting, source: SequenceSource, folder: Path) -> i
 
 
 def examples_of(setting: Setting, source: SequenceSource, bucket: int) -> pa.Table:
-    """Returns the training segments of a bucket, with `user_id` and a list column for each of EXAMPLE_COLUMNS."""
+    """Returns the training segments of a bucket: a column `user_id` and a list column for each of EXAMPLE_COLUMNS."""
     sequences = source.read([bucket])
     segments = cut_segments(sequences.offsets[:-1], sequences.train_ends, setting.max_length)
     fields = dict(sequences.histories(segments.starts, segments.lengths).fields or {})

@@ -1,17 +1,18 @@
-"""Measures how many bytes the same training examples take in four layouts; part of `tackboard bench loader`.
+"""Measures the size of the same training examples in four file layouts, for `tackboard bench loader`.
 
-In a dataset with labelled requests, an example consists of a candidate, its labels, and the last N events that its
-request could see. This module writes the examples in four layouts and reads them back. If every value is the same, it
-returns the sizes of the files:
+In a dataset with labelled requests, an example consists of a candidate, its labels, and the last N events of the user
+that were received before the request. This module writes the examples in four layouts and reads them back. If all
+values are unchanged, it returns the sizes of the files:
 
-    flat, shuffled     one row per candidate, with its history, in random order: the usual layout
+    flat, shuffled     one row per candidate, with its history, in random order; this is the usual layout
     flat, sorted       the same rows sorted by user and request, so that the codec finds equal histories side by side
-    grouped            one row per request, with its history once and its candidates in lists
+    grouped            one row per request, with one copy of the history and with lists of candidates and labels
     ours               requests without histories, and every event once; a reader assembles the histories
 
-Decided: all four layouts use the same codec, snappy or zstd. Each column uses the smaller of Parquet's two usual
-encodings (dictionary or plain), which is chosen on the first rows. Flat rows are made one row group at a time, from the
-requests with their histories in memory. To limit the number of flat history values, only the first users are used.
+Decided: all four layouts are compared with the same codec, once with snappy and once with zstd. Each column uses the
+smaller of Parquet's two usual encodings (dictionary or plain), as measured on the first rows. Flat rows are made one
+row group at a time, from grouped rows in memory. Only the first users are used, because flat rows repeat histories and
+would become too large.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ CODECS = ("snappy", "zstd")
 LAYOUTS = ("flat, shuffled", "flat, sorted", "grouped", "ours")
 MAX_HISTORY = 256
 MAX_VALUES = 60_000_000
-"""Largest number of history events in all flat rows together. An event has 20 bytes before compression."""
+"""Largest number of history events in all flat rows together. An event takes 20 bytes before compression."""
 ROWS_PER_GROUP = 65_536
 Parts = Callable[[], Iterator[pa.Table]]
 """A function that makes the rows of a table, one row group at a time."""
 EVENT_COLUMNS = ("user_id", "item_id", "action", "surface", "time_ms", "received_ms")
-"""Columns of events from which a history is assembled."""
+"""Columns of the event table that are needed to assemble a history."""
 HISTORY = ("history_item_id", "history_action", "history_surface", "history_time_ms")
 PUBLISHED = "10 to 50 times smaller by sorting on user id and request id (Pinterest, 2026)"
 WINDOWS = LabelConfig(labels=(Label("click", 1_800_000), Label("save", 604_800_000)))
@@ -61,7 +62,7 @@ QUICK_WORLDS = {
 
 
 def measure_layouts(folder: Path, *, quick: bool = False) -> dict[str, Any]:
-    """Makes worlds with few and with many candidates per request in `folder`, and compares the layouts on each."""
+    """Makes a synthetic dataset with few candidates per request and one with many, and compares the layouts on both."""
     worlds = {}
     for name, config in (QUICK_WORLDS if quick else WORLDS).items():
         path = write_world(config, folder, name.replace(" ", "-"))
@@ -73,9 +74,9 @@ def measure_layouts(folder: Path, *, quick: bool = False) -> dict[str, Any]:
 def compare_layouts(
     dataset: Dataset, folder: Path, *, max_history: int = MAX_HISTORY, max_values: int = MAX_VALUES
 ) -> dict[str, Any]:
-    """Returns the bytes of each layout and codec, and how many times smaller the layout is than "flat, shuffled".
+    """Returns the bytes of each layout with each codec, and the size of "flat, shuffled" divided by these bytes.
 
-    Writes files below `folder` and removes them. Raises DataError if a layout does not return the same examples.
+    Writes files to `folder` and removes them. Raises DataError if a layout does not return the same examples.
     """
     requests, events = _whole_users(dataset, max_history, max_values)
     grouped = assemble(requests, events, max_history)
@@ -123,7 +124,7 @@ def compare_layouts(
 def assemble(requests: pa.Table, events: pa.Table, max_history: int) -> pa.Table:
     """Adds to each request the last `max_history` events of its user that were received strictly before the request.
 
-    `events` has EVENT_COLUMNS, sorted as in a dataset. Actions and surfaces become numbers, as training reads them.
+    `events` has EVENT_COLUMNS, sorted as in a dataset. Actions and surfaces become numbers, as in training.
     """
     users, starts = np.unique(numpy_column(events, "user_id"), return_index=True)
     bounds = np.append(starts, events.num_rows).astype(np.int64)
@@ -148,7 +149,7 @@ def assemble(requests: pa.Table, events: pa.Table, max_history: int) -> pa.Table
 
 
 def explode(grouped: pa.Table, rows: NDArray[np.int64] | None = None) -> pa.Table:
-    """Returns one row per candidate, with all columns of its request. `rows` chooses rows; None keeps all in order."""
+    """Returns one row per candidate, with all columns of its request. `rows` selects candidates; None selects all."""
     lists = [name for name in grouped.column_names if pa.types.is_list(grouped.schema.field(name).type)]
     candidates = [name for name in lists if name not in HISTORY]
     request_of = _request_of(grouped)
@@ -171,7 +172,7 @@ def _parts(table: pa.Table) -> Iterator[pa.Table]:
 
 
 def _write(parts: Parts, path: Path, codec: str) -> None:
-    """Writes the parts as row groups. Each column gets the encoding that is smaller for the first part."""
+    """Writes the parts as row groups. Each column gets the encoding that takes fewer bytes in the first part."""
     first = next(parts())
     smaller: dict[str, tuple[int, bool]] = {}
     for dictionary in (True, False):
@@ -190,7 +191,7 @@ def _write(parts: Parts, path: Path, codec: str) -> None:
 def _check(
     layout: str, paths: Mapping[str, Path], sources: Mapping[str, Parts], grouped: pa.Table, max_history: int
 ) -> None:
-    """Raises DataError unless the files hold the examples of `grouped`."""
+    """Raises DataError unless the files hold the same examples as `grouped`."""
     if layout in ("flat, shuffled", "flat, sorted"):
         with pq.ParquetFile(paths["rows"]) as file:
             found = (file.read_row_group(group) for group in range(file.num_row_groups))
@@ -206,15 +207,15 @@ def _check(
 
 
 def _whole_users(dataset: Dataset, max_history: int, max_values: int) -> tuple[pa.Table, pa.Table]:
-    """Returns the requests and events of the first users, with at most `max_values` history events in flat rows."""
+    """Returns the requests and events of the first users. Flat rows then have at most `max_values` history events."""
     requests, events = read_requests(dataset), dataset.read_events(list(EVENT_COLUMNS))
     users, event_users = numpy_column(requests, "user_id"), numpy_column(events, "user_id")
-    # This is an upper bound, as if every request could see all events of its user.
+    # `values` is an upper bound, which assumes that every history holds all events of the user.
     lengths = np.searchsorted(event_users, users, side="right") - np.searchsorted(event_users, users)
     values = np.cumsum(np.minimum(lengths, max_history) * _lengths(requests["item_id"]))
     num_rows = int(np.searchsorted(values, max_values, side="right"))
     if num_rows < len(users):
-        # The user who crosses the limit is left out, unless it is the only user.
+        # The user whose requests exceed the limit is left out, unless this is the first user.
         num_rows = int(np.searchsorted(users, users[num_rows])) or int(np.searchsorted(users, users[0], side="right"))
     last = users[num_rows - 1]
     num_events = int(np.searchsorted(event_users, last, side="right"))

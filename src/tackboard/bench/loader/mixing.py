@@ -1,13 +1,16 @@
 """Measures how well the training order mixes users, for windows of several sizes, compared with a full permutation.
 
-For a dataset of a given size this module returns two ratios per window size. At a ratio of 1 the order mixes as well as
-a full permutation.
+A window is a group of buckets whose segments are shuffled together. For a dataset of a given size, this module returns
+two ratios per window size. If a ratio is 1, the order mixes as well as a full permutation.
 
-    spread       variance, over steps, of the mean position of a step's segments in the sorted dataset, divided by the
-                 same variance for a full permutation; shows how much gradients depend on the order of user ids
-    neighbours   number of pairs of segments of one bucket in a step, divided by this number for a full permutation
+    spread       Each segment has a position in the sorted dataset, and each step has a mean position. The ratio is the
+                 variance of this mean over steps, divided by the variance for a full permutation. A large ratio means
+                 that gradients depend on the order of user ids.
+    neighbours   The ratio is the number of pairs of segments in a step that come from one bucket, divided by this
+                 number for a full permutation.
 
-Only the step plan is used and no event is read. All segments have the same length, and all buckets have the same size.
+No event is read, because the step plan alone decides the order. All segments have the same length, and all buckets have
+the same size.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ WINDOWS = (1, 4, 16, 64)
 NUM_BUCKETS = 256
 SEGMENTS_PER_BUCKET = 1_500
 SEGMENTS_PER_STEP = 96
-"""Number of segments in a step, with about 4,096 events together."""
+"""Number of segments in a step. Together they have about 4,096 events."""
 NUM_ORDERS = 10
 TOKENS = 43
 """Number of events in a segment."""
@@ -35,7 +38,7 @@ def measure_mixing(
     segments_per_bucket: int = SEGMENTS_PER_BUCKET,
     num_orders: int = NUM_ORDERS,
 ) -> dict[str, Any]:
-    """Returns the mean of both ratios over several orders, for each window size and for one window of all buckets."""
+    """Returns the mean of each ratio over several orders, for each window size and for a window of all buckets."""
 
     def averaged(window: int) -> dict[str, float]:
         orders = (order_of(window, num_buckets, segments_per_bucket, seed) for seed in range(num_orders))
@@ -52,7 +55,7 @@ def measure_mixing(
 
 
 def order_of(window: int, num_buckets: int, segments_per_bucket: int, seed: int) -> NDArray[np.int64]:
-    """Returns the segments in the order of the first epoch. They are numbered as in the sorted dataset."""
+    """Returns the positions of segments in the sorted dataset, in the order in which the first epoch reads them."""
     plan = StepPlan(
         np.full(num_buckets, segments_per_bucket * TOKENS, dtype=np.int64),
         longest=TOKENS,
@@ -74,7 +77,7 @@ def ratios(order: NDArray[np.int64], segments_per_bucket: int) -> dict[str, floa
     total, size = len(order), SEGMENTS_PER_STEP
     steps = order[: total // size * size].reshape(-1, size)
     expected = (total * total - 1) / 12 / size * (total - size) / (total - 1)
-    # The number of pairs from one bucket in a step follows from the counts of each bucket in the step.
+    # If a step holds n segments of one bucket, they form n (n - 1) / 2 pairs.
     buckets = np.sort(steps // segments_per_bucket, axis=1)
     place = np.repeat(np.arange(len(buckets), dtype=np.int64), size) * (total // segments_per_bucket) + buckets.ravel()
     counts = np.bincount(place).astype(np.float64)

@@ -1,9 +1,9 @@
-"""Our side of `tackboard bench loader`: the loader that training uses, and the simpler loaders that led to it.
+"""The contender `tackboard` of `tackboard bench loader` is our training loader, in its final and in simpler variants.
 
 memory    keeps the whole dataset in memory and makes every batch with `make_batch`; simple and slow
 streamed  reads a window of buckets at a time and makes every batch with `make_batch`
 columns   computes the columns of the history once per window, and finds distinct items of a batch by sorting
-product   also finds distinct items of a batch with a scratch table; this is the loader that training uses
+product   is like `columns`, but finds distinct items with a scratch table; this is the loader that training uses
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VARIANTS = ("memory", "streamed", "columns", "product")
 
 
 class Contender:
-    """Our loader in one of the variants; see `contender` for the interface."""
+    """Our loader in one of the variants. contender.py describes this interface."""
 
     def __init__(self, folder: Path, variant: str) -> None:
         setting = Setting.read(folder)
@@ -58,7 +58,7 @@ class Contender:
 
 
 class PlainWindow:
-    """A window that prepares nothing. Each batch is made from the sequences."""
+    """A window that computes nothing in advance. Each batch is made from the stored sequences."""
 
     def __init__(
         self, sequences: Sequences, segments: Segments, bounds: NDArray[np.int64], steps: TrainingSteps
@@ -73,12 +73,12 @@ class PlainWindow:
 
 
 class StreamedSteps(TrainingSteps):
-    """Reads windows from disk, and prepares nothing for a window as a whole."""
+    """Reads windows from disk, and computes nothing in advance for a window."""
 
     kind: type[PlainWindow | ColumnWindow] = PlainWindow
 
     def load_window(self, epoch: int, number: int) -> PlainWindow | ColumnWindow:
-        """Reads the window, with its segments in the order of the epoch."""
+        """Reads a window and puts its segments in the order of the epoch."""
         sequences = self.source.read(self.plan.buckets_of(epoch, number))
         segments = cut_segments(sequences.offsets[:-1], sequences.train_ends, self.max_length)
         order, bounds = self.plan.deal(epoch, number, segments.lengths)
@@ -86,7 +86,7 @@ class StreamedSteps(TrainingSteps):
 
 
 class ColumnWindow:
-    """A window whose columns are computed once. Each batch finds its distinct items by sorting, and hashes them."""
+    """A window that computes its columns once. Each batch finds its distinct items by sorting, and hashes the items."""
 
     def __init__(
         self, sequences: Sequences, segments: Segments, bounds: NDArray[np.int64], steps: TrainingSteps
@@ -118,6 +118,6 @@ class ColumnWindow:
 
 
 class ColumnSteps(StreamedSteps):
-    """Reads windows from disk, and computes their columns once."""
+    """Reads windows from disk, and computes the columns of each window once."""
 
     kind = ColumnWindow

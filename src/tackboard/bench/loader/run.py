@@ -1,20 +1,20 @@
-"""`tackboard bench loader` measures the speed and the memory of training loaders: ours and three others.
+"""`tackboard bench loader` measures the speed and the memory of our training loader and of three other loaders.
 
-It works in a folder, on a dataset of the user or on a made-up dataset, and returns one object of numbers. Every
-contender makes the same batches, as the tensors of `SequenceBatch`: the segments of at most `data.max_length` events
-before each user's held-out event, shuffled at least as well as by our windows, with at most `tokens_per_step` events
-per step. `check` compares the batches with ours. If they differ, the time of the contender is not reported.
+The bench reads the user's dataset or a made-up dataset, and returns one object of numbers. Every contender must make
+the same kind of batches (`SequenceBatch`). Each user's events before the held-out event are cut into segments of at
+most `max_length` events. The segments are shuffled at least as well as by our windows, and a step has at most
+`tokens_per_step` events. `check` verifies the batches. If they are wrong, the time of the contender is not reported.
 
     speed      training segments per CPU-second of all processes, with one thread each; the median of several runs
-    ladder     our own loader, from the simplest variant to the variant that training uses
-    workers    wall-clock seconds of an epoch, without workers and with two
-    memory     peak memory of the process tree over an epoch, on this dataset and on a dataset ten times as large
-    mixing     how well the order mixes users (`mixing`)
+    ladder     speed of our own loader, from the simplest variant to the variant that training uses
+    workers    wall-clock seconds of an epoch, without workers and with two workers
+    memory     peak memory of all processes of a contender over an epoch; for made-up data also at ten times the size
+    mixing     how well the training order mixes users (`mixing`)
     layouts    bytes of the same examples in four layouts (`layouts`)
 
-The rivals are in `benchmarks/rivals/`, and each module says how it was tuned. If they are not installed (`rivals`),
-only Tackboard is measured. Contenders take turns, so that other work on the machine affects all of them. A disturbed
-run is not judged (`turns`).
+The rivals are in `benchmarks/rivals/`, and the module of each rival says how it was tuned. If the rivals are not
+installed (`rivals`), only Tackboard is measured. Contenders take turns, so that other work on the machine affects all
+of them. A disturbed run is not judged (`turns`).
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ OURS = "tackboard"
 PACKAGES = ("datasets", "ray", "pandas", "numpy", "pyarrow", "torch")
 """Libraries that the rivals use."""
 MADE_UP = "made up"
-"""Name of the dataset if the user gives none."""
+"""Name of the dataset if the user gives no dataset."""
 LEAST_SPEEDUP = 2.0
-"""Aim: our number of examples per CPU-second is at least this many times the number of the fastest rival."""
+"""Aim: our loader makes at least this many times the examples per CPU-second of the fastest rival."""
 MOST_GROWTH = 1.1
-"""Aim: our peak memory on a dataset ten times as large is at most this many times the peak on the smaller dataset."""
+"""Aim: if the dataset is ten times as large, our peak memory is at most this many times as large."""
 GROWTH = 10
 
 
@@ -77,7 +77,7 @@ WITH_WORKERS = (OURS, "arrow")
 WATCHED = (OURS, "arrow", "hugging_face", "ray")
 """Contenders whose memory is measured."""
 LARGE_EVENTS = 5_000_000
-"""With more events than this, SLOWEST is left out and batches are not checked, as a check keeps events in memory."""
+"""With more events than this, SLOWEST is left out, and the check is skipped because it keeps all events in memory."""
 SLOWEST = "hugging_face_torch"
 SHOWN_SETTINGS = ("max_length", "tokens_per_step", "window_buckets", "num_hashes", "positive_actions")
 MIB = 2**20
@@ -88,10 +88,10 @@ Rows = list[tuple[str, ...]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoaderSizes:
-    """Sizes of the data, and numbers of measurements."""
+    """The sizes of the data and the number of measurements."""
 
     num_events: int = 1_040_000
-    """Enough events for two windows of 8 buckets. The larger dataset has twenty windows."""
+    """This number is enough for two windows of 8 buckets. The larger dataset has twenty windows."""
     num_items: int = 100_000
     mean_length: int = 80
     """Mean number of events of a user."""
@@ -110,7 +110,7 @@ def measure(
     quick: bool = False,
     rivals_python: Path = rivals.PYTHON,
 ) -> dict[str, Any]:
-    """Measures every contender, with its files in `folder`. Raises TackboardError if our own side fails."""
+    """Measures every contender and writes files to `folder`. Raises TackboardError if our own loader fails."""
     sizes = QUICK if quick else FULL
     repeats = repeats or sizes.repeats
     versions = rivals.versions(rivals_python, PACKAGES)
@@ -151,7 +151,7 @@ def measure(
 
 
 def setting_of(folder: Path, sizes: LoaderSizes, data: Path | None, growth: int) -> Setting:
-    """Returns the setting of every contender, for the user's dataset or a made-up one of `growth` times the size."""
+    """Returns the setting for all contenders. Makes up a dataset of `growth` times the size if the user gives none."""
     if data is not None:
         return Setting(dataset=str(data), positive_actions=())
     say(f"making up {growth * sizes.num_events:,} events")
@@ -174,7 +174,7 @@ class Runner:
         self._rivals_python = rivals_python
 
     def run(self, entry: Entry, tasks: str, *, watch: bool = False) -> dict[str, Any]:
-        """Returns the answer of a contender's process, or why it failed. `watch` adds `peak_bytes` of all processes."""
+        """Returns the answer of a contender's process, or the reason why it failed. `watch` adds its `peak_bytes`."""
         python = sys.executable if entry.module == OURS else str(self._rivals_python)
         command = [python, "-m", "tackboard.bench.loader.contender", entry.module, entry.variant]
         quiet = {"HF_DATASETS_OFFLINE": "1", "RAY_DEDUP_LOGS": "0"}
@@ -187,7 +187,7 @@ class Runner:
         return {"failed": done.reason}
 
     def speed(self, entries: Mapping[str, Entry], repeats: int, *, checked: bool = True) -> dict[str, Any]:
-        """Returns the figures of contenders, which take turns. For wrong batches it returns how they differ instead."""
+        """Lets contenders take turns and returns their figures. For wrong batches, returns the differences instead."""
         reference = Reference(Setting.read(self.folder)) if checked else None
         wrong: dict[str, dict[str, Any]] = {}
         begun: set[str] = set()
@@ -208,7 +208,7 @@ class Runner:
         return {name: wrong.get(name) or speed_figures(found) for name, found in runs.items()}
 
     def _differences(self, reference: Reference, entry: Entry, found: Mapping[str, Any]) -> list[str]:
-        """Returns how the batches differ from ours. Raises TackboardError if our own batches are wrong."""
+        """Returns sentences about wrong batches of a contender. Raises TackboardError if our own batches are wrong."""
         if "failed" in found:
             return []
         differences = reference.differences(self.folder / f"{entry.module}_{entry.variant}_check.npz")
@@ -219,7 +219,7 @@ class Runner:
         return differences
 
     def workers(self, names: list[str]) -> dict[str, Any]:
-        """Measures the wall-clock seconds of an epoch."""
+        """Measures the wall-clock seconds of an epoch, without workers and with two workers."""
         figures: dict[str, Any] = {}
         for name in names:
             say(f"with workers: {CONTENDERS[name].words}")
@@ -240,7 +240,7 @@ class Runner:
 
 
 def speed_figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the medians over several processes."""
+    """Returns the medians over several runs of a contender."""
     failed = [run for run in runs if "failed" in run]
     if failed:
         return failed[0]
@@ -256,7 +256,7 @@ def speed_figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def memory_figures(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the peak bytes, and the bytes above those of an idle process that has only loaded its libraries."""
+    """Returns the peak memory, and its difference to the memory of a process that has only loaded its libraries."""
     return {
         "peak_bytes": found["peak_bytes"],
         "above_idle_bytes": found["peak_bytes"] - found["idle_bytes"],
@@ -278,7 +278,7 @@ def aims(result: Mapping[str, Any]) -> list[dict[str, Any]]:
         text = f"examples per CPU-second over those of the fastest other ({fastest}), at least {LEAST_SPEEDUP:g}"
         found.append({"aim": text, "value": round(value, 2), "met": value >= LEAST_SPEEDUP})
     peaks = [result["memory"].get(growth, {}).get(OURS, {}).get("peak_bytes") for growth in ("1", str(GROWTH))]
-    # A dataset smaller than a window is in memory as a whole, so memory grows with the dataset.
+    # If the dataset is smaller than a window, all of it is in memory, so memory grows with the dataset.
     if all(peaks) and result["dataset"]["num_buckets"] >= result["setting"]["window_buckets"]:
         value = peaks[1] / peaks[0]
         text = f"peak memory on {GROWTH} times the dataset over that on the smaller one, at most {MOST_GROWTH:g}"
@@ -311,7 +311,7 @@ def report(result: Mapping[str, Any]) -> Report:
 
 
 def remarks(result: Mapping[str, Any]) -> list[str]:
-    """Returns remarks that a reader of the numbers needs."""
+    """Returns remarks about missing rivals, skipped checks, failures and wrong batches."""
     found = [f"rivals: {result['rivals']}"] if isinstance(result["rivals"], str) else []
     if result["left_out"]:
         found.append(f"left out in this run: {', '.join(result['left_out'])}")

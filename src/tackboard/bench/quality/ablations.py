@@ -1,18 +1,20 @@
-"""The study `ablations` of `tackboard bench quality`: ablations of publications, each beside its published direction.
+"""The study `ablations` of `tackboard bench quality` repeats published ablations and compares the results.
 
 The study runs the recipes of recipes/ablations.py and makes one table per question. Recipes are judged on the
-validation event at the end of their schedule, by default with three seeds. No recipe sees the test event, because these
+validation event when their training ends, by default with three seeds. No recipe sees the test event, because the
 tables help to choose settings. Each difference is shown with the interval of the paired bootstrap over users and with
-the error by seeds. A difference counts only if neither kind of chance explains it (verdict.py).
+the standard error over seeds. A difference counts only if neither the choice of users nor the choice of seeds explains
+the difference (verdict.py).
 
-The publication of PinFM measured saves in a fine-tuned ranker. Here a model is judged by the next item, which the
-next-token loss trains it to predict. So a loss that looks further ahead is at a disadvantage here.
+The publication of PinFM measured how well a fine-tuned ranker predicts saves. In this study, a model is judged by how
+well it ranks the next item. The next-token loss trains exactly this task, so losses that look further ahead are at a
+disadvantage here.
 
-To compare choices of positive actions, the study needs a dataset with several actions and a judgement that does not
-depend on the choice (stage `ablation-positives`). The model ranks the article of the user's second-last save among all
-articles that the user has not met, from the history that ends before the user met this article. Training reads no later
-event of the user. Decided: the history ends before the user met the article, not before the save, because people open
-an article and then save it. Guessing that the open article is saved would be no test.
+One question compares sets of positive actions. It needs a dataset with several actions, and all sets must be judged in
+the same way (stage `ablation-positives`). The model ranks the article of the user's second-last save among all articles
+that are new to the user. The history ends before the user's first event with this article, and training reads no later
+event of the user. Decided: the history does not end right before the save, because people open an article and then save
+it. Otherwise a model could succeed by guessing the article that the user opened last.
 """
 
 from __future__ import annotations
@@ -44,10 +46,10 @@ from tackboard.train.config import RunConfig, features_for
 
 JUDGED = ("ndcg@10", "hr@10")
 HELD_OUT = 2
-"""The judged event is the second-last positive event, which is the validation event and serves to choose settings."""
+"""The judged event is the second-last positive event. This is the validation event, which serves to choose settings."""
 AHEAD = (5, 10)
-"""Losses are also compared on the event that is this many events after the history. If a loss that looks further ahead
-is better anywhere, it should be better there."""
+"""Losses are also compared by how well a model ranks the 5th and the 10th event after the end of the history. If a loss
+that looks further ahead is better on any event, it should be better on these events."""
 QUICK_STEPS, QUICK_TOKENS = 20, 2_048
 NOTES = [
     "Recipes are judged at the end of their schedule. No method saw the test event.",
@@ -62,19 +64,19 @@ class Variant:
     """A recipe, and the recipe that it is compared with."""
 
     name: str
-    """Name of the recipe, without `ablation-` and the question."""
+    """Name of the recipe without its beginning `ablation-QUESTION-`."""
     title: str
     against: str = ""
-    """The recipe to compare with; empty for a recipe that only serves for comparison."""
+    """Name of the variant that this variant is compared with; empty if this variant is compared with none."""
     published: int | None = None
-    """Sign of the published difference; 0 if there was next to no difference, None if it was not published."""
+    """Sign of the published difference; 0 if almost no difference was found, None if no difference was published."""
     words: str = ""
     """The published result in words."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A question, and the recipes that answer it. The recipes differ in one thing."""
+    """A question, and the recipes that answer it. Two recipes that are compared differ in one thing only."""
 
     name: str
     title: str
@@ -175,7 +177,7 @@ def ablations(context: StudyContext) -> StudyPlan:
     cells: dict[tuple[str, str], list[Cell]] = {}
     methods: list[tuple[RunConfig, Method]] = []
     for question in questions:
-        # AHEAD is set for every question, because several questions share the base and it must be the same cell.
+        # Several questions share the base recipe. All of them set AHEAD, so that the base recipe is the same cell.
         stage = "validate"
         protocol: dict[str, Any] = {"ahead": list(AHEAD)}
         if question.name == "positives":
@@ -186,7 +188,7 @@ def ablations(context: StudyContext) -> StudyPlan:
                 context.cell(place, rule, method, seed, stage, **protocol) for seed in context.seeds(3)
             ]
     check_overrides(context.options.overrides, [method.name for _, method in methods])
-    # One seed of every recipe runs first, so that finished recipes can be compared whenever time runs out.
+    # The first seed of all recipes runs before the second seed, so that recipes can be compared if time runs out.
     every = [cell for of_seed in zip(*cells.values(), strict=True) for cell in of_seed]
     return StudyPlan(every, lambda find: _table(context, questions, cells, find))
 
@@ -194,7 +196,7 @@ def ablations(context: StudyContext) -> StudyPlan:
 def _method(
     question: Question, variant: Variant, place: MethodContext, known: list[tuple[RunConfig, Method]]
 ) -> Method:
-    """Returns the recipe as a method of the harness. A recipe of several questions runs once, under its first name."""
+    """Returns the recipe as a method. Recipes that differ only in their names share one method, so they run once."""
     name = f"ablation-{question.name}-{variant.name}"
     config = _at(place, find_recipe(name))
     for other, method in known:
@@ -228,7 +230,7 @@ def _at(place: MethodContext, config: RunConfig) -> RunConfig:
 
 
 def _saves_protocol(context: StudyContext, place: MethodContext) -> dict[str, Any]:
-    """Returns how the question of positives is judged, and writes the dataset that ends before the judged events."""
+    """Returns the protocol of the question `positives`. Writes training data that end before the judged events."""
     source = context.work.datasets / place.prepared
     target = context.work.datasets / f"{place.prepared}-before-saved"
     if not target.exists() and not context.is_trial:
@@ -248,8 +250,8 @@ def when_met(sequences: Sequences) -> Sequences:
 
 
 class JudgedFit(Fit):
-    """A fit whose loss and judgement have different positives. Training reads all events before the judged event. The
-    judgement is the same for every set of positives."""
+    """A fit that trains on the positive actions of the recipe, but is judged on the same events as all other recipes.
+    Training reads all events before the judged event."""
 
     def trained_on(self, work: Work, cell: Cell) -> Path:
         return work.datasets / str(cell.protocol["trained_on"])
@@ -266,7 +268,7 @@ class JudgedFit(Fit):
         )
 
     def judged(self, work: Work, cell: Cell) -> Sequences:
-        """Reads the whole dataset, with the judged event held out."""
+        """Reads the whole dataset and holds out the judged event of each user."""
         whole = open_sequences(
             work.dataset(cell),
             tuple(cell.protocol["judged_actions"]),
@@ -278,7 +280,7 @@ class JudgedFit(Fit):
 
 
 def run_positives(work: Work, cell: Cell, machine: Machine) -> Outcome:
-    """Fits with the recipe's positives. Ranks the second-last saved article from the history before it was met."""
+    """Fits with the recipe's positives. Then ranks the second-last saved article, as the top of the file describes."""
     fit = JudgedFit(work, cell, cell.run_config(), machine)
     fit.train(judge_always=False)
     ranks = fit.ranks_at(fit.last_step())
@@ -331,7 +333,7 @@ def _table(
 
 
 def _protocol(context: StudyContext, results: Sequence[Result]) -> str:
-    """Describes how the recipes are judged, for the table."""
+    """Describes how the recipes are judged, for the report."""
     users = f" of {results[0].values['num_ranked_users']:,} users" if results else ""
     if context.bench.name == "deskdrop":
         saves = " or ".join(SAVES)
@@ -349,7 +351,7 @@ def _protocol(context: StudyContext, results: Sequence[Result]) -> str:
 
 
 def _ahead_section(question: Question, groups: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
-    """Shows how well each loss ranks an event further ahead, and the difference from the first loss."""
+    """Returns a table of how well each loss ranks events further ahead, and the difference from the next-token loss."""
     rows = []
     header = ["", "events ahead", *JUDGED, f"difference of {JUDGED[0]}", *DIFFERENCE_COLUMNS[1:], ""]
     for variant in question.variants:
@@ -371,7 +373,7 @@ def _ahead_section(question: Question, groups: Mapping[str, Sequence[Result]]) -
 
 
 def _charts(question: Question, groups: Mapping[tuple[str, str], Sequence[Result]]) -> list[dict[str, Any]]:
-    """Charts a dot for each seed of each variant. For losses, also charts quality by how far ahead the event lies."""
+    """Returns a chart with a dot for each seed of each variant. For losses, adds a chart of events further ahead."""
     mine = [
         (variant.title, groups[question.name, variant.name])
         for variant in question.variants
@@ -414,14 +416,14 @@ def _charts(question: Question, groups: Mapping[tuple[str, str], Sequence[Result
 
 
 def _gains(group: Sequence[Result], name: str) -> NDArray[np.float64]:
-    """Returns the NDCG@10 of each user as its mean over seeds [U]."""
+    """Returns the NDCG@10 of each user, averaged over seeds [U]."""
     return np.asarray(np.mean([gains(result.array(name), 10) for result in group], axis=0))
 
 
 def compare(
     question: Question, groups: Mapping[str, Sequence[Result]], *, is_quick: bool = False
 ) -> list[dict[str, Any]]:
-    """Compares each variant with its counterpart, for each metric, if both are finished.
+    """Compares each variant with the variant that it names in `against`, for each metric, if both have results.
 
     Quick runs ignore the published results.
     """

@@ -1,7 +1,7 @@
-"""Does the work of one cell. This module can also run as a process of its own:
+"""Does the work of one cell (see cells.py). This module can also run as a separate process:
 `python -m tackboard.bench.quality.cell WORK SPEC.json DEVICE THREADS`.
 
-This module reads the description of a cell and writes the result under WORK/cells. A cell has one of these stages:
+This module reads the description of a cell and writes the result under WORK/cells. The stage of a cell says what to do:
 
     baseline   ranks the test event by simple counts or by how recently items were seen; nothing is fit
     validate   fits with the last two events held out, ranks the second-last event at every checkpoint, and chooses the
@@ -9,11 +9,12 @@ This module reads the description of a cell and writes the result under WORK/cel
     test       fits with the last event held out, for the number of steps that the cell `after` chose, on the same
                learning-rate schedule; ranks the test event once, at the end
     published  fits with the last event held out and ranks this event at every checkpoint, as the publications of SASRec
-               and HSTU did; keeps the last figure and the best figure, although choosing the best on test data cheats
+               and HSTU did; keeps the last figure and the best figure, although it is cheating to choose on test data
 
-The run keeps the ranks of each checkpoint as files. So a run that continues after a kill ranks no checkpoint twice. If
-the newest checkpoint is due for ranking and has no ranks yet, it is ranked before training continues. The process exits
-with the codes of `tackboard`: 75 means that the state is saved and the cell is not finished.
+Some studies add other stages, and `STAGES` lists all stages. A run keeps the ranks of each checkpoint as files. So a
+run that continues after a kill ranks no checkpoint twice. If the newest checkpoint must be ranked and has no ranks yet,
+it is ranked before training continues. The process has the exit codes of the command `tackboard`. For example, 75 means
+that the state is saved and the cell is not finished.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ Outcome = tuple[dict[str, Any], Arrays]
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """The device and the threads that a cell may use. They are not part of the description of a cell."""
+    """The device and the number of threads that a cell may use. The description of a cell contains neither."""
 
     device: str = "auto"
     num_threads: int = 0
@@ -72,7 +73,7 @@ class Machine:
 def run_cell(work: Work, cell: Cell, machine: Machine | None = None) -> Result:
     """Returns the stored result of a cell. If there is none, runs the stage of the cell and stores the result.
 
-    Raises Preempted if the stage is stopped.
+    Raises Preempted if the process is asked to stop before the cell is finished.
     """
     if (found := work.find(cell)) is not None:
         return found
@@ -92,7 +93,7 @@ def run_cell(work: Work, cell: Cell, machine: Machine | None = None) -> Result:
 
 
 class Judge:
-    """Ranks the held-out events of some sequences by a cell's protocol."""
+    """Ranks the held-out items of sequences under the protocol of a cell."""
 
     def __init__(self, sequences: Sequences, protocol: Mapping[str, Any]) -> None:
         self.sequences = sequences
@@ -120,7 +121,7 @@ class Judge:
         return ranks
 
     def rank_model(self, model: Any, config: RunConfig, *, skip_newest: int = 0) -> NDArray[np.int64]:
-        """Returns the ranks by a model, from histories without their `skip_newest` newest events [U]."""
+        """Returns the ranks by a model that reads histories without their `skip_newest` newest events [U]."""
         started = time.perf_counter()
         score = rank_model(
             model, self.sequences, config.model.tables, config.model.max_history, skip_newest=skip_newest
@@ -129,7 +130,7 @@ class Judge:
         return self.rank(score, skip_newest=skip_newest)
 
     def facts(self) -> dict[str, Any]:
-        """Describes the ranked events for the result, by counts and a hash of the held-out events."""
+        """Returns counts of users, items and events, and a hash of the held-out events, for the result."""
         begins, targets = self.sequences.offsets[self.users], self.sequences.targets[self.users]
         # The hash covers the user, the index of the event within the user's events, and the item.
         parts = (self.sequences.user_ids[self.users], targets - begins, self.sequences.item_ids[targets])
@@ -163,7 +164,7 @@ def _with_newest(sequences: Sequences, count: int) -> Sequences:
 
 
 def chosen_users(sequences: Sequences, max_users: int) -> NDArray[np.int64]:
-    """Returns all users that can be ranked, or `max_users` of them. The draw depends on the user ids alone."""
+    """Returns all users that can be ranked, or a draw of `max_users` users that depends on the user ids alone."""
     users = evaluated_users(sequences)
     if not max_users or len(users) <= max_users:
         return users
@@ -179,7 +180,7 @@ def metrics_of(ranks: NDArray[np.int64]) -> dict[str, float]:
 
 
 class RecentlySeen:
-    """Scores items of the history by how recently they were seen. The newest scores highest, and unseen items 0."""
+    """Scores items by how recently the user saw them. The newest item scores highest, and unseen items score 0."""
 
     def __init__(self, sequences: Sequences) -> None:
         self.sequences = sequences
@@ -231,7 +232,7 @@ def run_validation(work: Work, cell: Cell, machine: Machine) -> Outcome:
     best, values = fit.best_step(), fit.values()
     ranks = fit.ranks_at(best)
     chosen = {"metrics": metrics_of(ranks), "chosen_steps": best, "curve": fit.curve()}
-    # The model of the last step also ranks from histories that end some events earlier.
+    # The model of the last step also ranks the held-out item from histories that end some events earlier.
     with fit.trainer.uncompiled():
         ahead = {
             f"ranks_{number}_ahead": fit.judge.rank_model(fit.trainer.model, fit.config, skip_newest=number - 1)
@@ -286,7 +287,7 @@ STAGES = {
     "transfer-means": "tackboard.bench.transfer.fit:run_means",
     "ablation-positives": "tackboard.bench.quality.ablations:run_positives",
 }
-"""Stage → module:function that takes (work, cell, machine). A study with stages of its own adds them here."""
+"""Stage → module:function that takes (work, cell, machine). A study that needs a new stage adds it here."""
 
 
 class Fit:
@@ -325,12 +326,12 @@ class Fit:
         )
 
     def judged(self, work: Work, cell: Cell) -> Sequences:
-        """Returns the sequences whose held-out events are ranked."""
+        """Returns the sequences with the held-out events to rank."""
         del work, cell
         return self.source.read()
 
     def train(self, *, judge_always: bool) -> None:
-        """Trains to the end. Ranks at every checkpoint if `judge_always`, otherwise only at the last."""
+        """Trains to the end. Ranks at every checkpoint if `judge_always`, otherwise only at the last checkpoint."""
         self._every = judge_always
         self._started = time.perf_counter()
         if self.trainer.device.type == "cuda":
@@ -348,7 +349,7 @@ class Fit:
         return [{"step": step} | metrics_of(self.ranks_at(step)) for step in self._ranked()]
 
     def best_step(self) -> int:
-        """Returns the step with the best NDCG@10; the earliest if several are equal."""
+        """Returns the step with the best NDCG@10, or the earliest of several steps with equal NDCG@10."""
         return int(max(self.curve(), key=lambda point: (point[CHOOSE_BY], -point["step"]))["step"])
 
     def last_step(self) -> int:
@@ -398,7 +399,7 @@ class Fit:
         say(f"step {step:,}: HR@10 {metrics['hr@10']:.4f}, NDCG@10 {metrics['ndcg@10']:.4f}")
 
     def _rank_saved_checkpoint(self) -> None:
-        """Ranks the checkpoint that the run continues from, if it must be ranked and has no ranks yet."""
+        """Ranks the checkpoint that the run continues from, if the checkpoint must be ranked and has no ranks yet."""
         path = CheckpointStore(self.run.checkpoints).find_latest()
         if path is None:
             return

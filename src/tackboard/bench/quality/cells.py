@@ -1,19 +1,19 @@
-"""The table of cells of `tackboard bench quality`: complete descriptions of work, and the results of finished work.
+"""This module describes the cells of `tackboard bench quality` and stores their results.
 
-A cell is the work behind one figure: a method with a seed on a prepared dataset, at one stage of the protocol. The
-description of a cell is complete (the whole config of the run, the protocol, the earlier cell that it needs) and names
-no machine. So the hash of the description identifies the work on every machine:
+A cell is one unit of work: one stage of the protocol for one method with one seed on one prepared dataset. The
+description of a cell holds the whole config of the run, the protocol, and the earlier cell that this cell needs. It
+names no machine, so the hash of the description identifies the work on every machine. The folder WORK holds:
 
-    WORK/quality.json                     marks the folder as ours
+    WORK/quality.json                     marks the folder as a folder of this benchmark
     WORK/datasets/<prepared>/             see data.py
-    WORK/cells/<label>-<hash>/            cell.json · result.json · ranks.npy …       finished, never touched again
-    WORK/runs/<label>-<hash>/             the run directory of a cell that trains: an unfinished cell continues there
+    WORK/cells/<label>-<hash>/            cell.json · result.json · ranks.npy … of a finished cell; never changed again
+    WORK/runs/<label>-<hash>/             the run directory of a cell that trains; an unfinished cell continues there
     WORK/logs/<label>-<hash>.log          output of the process that ran the cell
 
-The folder `cells` is small, and copying it is enough to continue on another machine. Decided: to compare a finished
-cell of an older version with a cell of today, missing settings get today's defaults. If the descriptions are then
-equal, the old result counts. Otherwise a new setting would throw away days of results. Each result records the commit
-that made it.
+The folder `cells` is small, and copying it is enough to continue on another machine. Decided: a result of an older
+version may still count. If the old description lacks a setting, the setting gets today's default. The old result counts
+if the description then equals the description of today's cell. Without this rule, every new setting would throw away
+days of results. Each result records the commit that made it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ KIND = "tackboard quality work"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One entry of the table of cells; see the docstring of the module."""
+    """The description of one unit of work; see the docstring of the module."""
 
     prepared: str
     """Name of the prepared dataset under WORK/datasets."""
@@ -54,7 +54,7 @@ class Cell:
     protocol: Mapping[str, Any]
     """Settings of the judgement, and other settings that the stage reads."""
     config: Mapping[str, Any] | None = None
-    """Config of the run as `config_to_json` writes it, with the prepared dataset by name; None if nothing is fit."""
+    """Config of the run as JSON (`config_to_json`), which names the prepared dataset; None if the cell fits nothing."""
     after: Cell | None = None
     """The cell whose result this cell reads, for example to get the chosen number of steps."""
 
@@ -64,7 +64,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The label with the hash of the description."""
+        """The label, followed by the hash of the description."""
         return step_name(self.label, self.describe())
 
     def describe(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class Work:
 
     @classmethod
     def open(cls, root: Path) -> Work:
-        """Opens or creates the folder `root`. Raises UsageError if `root` is a file or holds files of others."""
+        """Opens or creates the folder `root`. Raises UsageError if `root` is a file or holds unrelated files."""
         work = cls.check(root)
         for folder in (work.datasets, work.cells, work.runs, work.logs):
             folder.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ class Work:
 
     @classmethod
     def check(cls, root: Path) -> Work:
-        """Returns the folder `root`, which may not exist yet. Raises UsageError if `open` would refuse the folder."""
+        """Returns the folder `root` without creating it. Raises UsageError if `open` would refuse the folder."""
         work = cls(root)
         marker = root / MARKER
         if root.exists() and not root.is_dir():
@@ -176,9 +176,9 @@ class Work:
         return None
 
     def save(self, cell: Cell, values: Mapping[str, Any], arrays: Mapping[str, NDArray[Any] | Path]) -> Result:
-        """Writes a result atomically. If another process has written a result first, that result stays.
+        """Writes a result atomically. If the cell already has a result from another process, that result is kept.
 
-        An entry of `arrays` may be a folder. Its files are copied to a folder with the name of the entry.
+        An entry of `arrays` may be a folder. The files of this folder are copied to a folder with the entry's name.
         """
         final = self.cells / cell.name
         values = {

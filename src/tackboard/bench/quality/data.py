@@ -1,11 +1,11 @@
-"""The datasets of `tackboard bench quality`. This module turns a publisher's files into a dataset with a fixed order of
-events.
+"""Prepares public datasets for `tackboard bench quality`: turns a publisher's files into a dataset in which the order
+of events is fixed.
 
-A leave-one-out figure depends on which event of a user is the last. In MovieLens-1M 42% of users have several events
-in their last second. So the tie rule is part of the data here: 0, 1, 2, … ms are added to events of one user at one
-instant, in file order (`file`), in reverse file order (`reverse`) or in a seeded random order (`random`). Every reader
-of the dataset then sees the same order. A prepared dataset is one snapshot under WORK/datasets. Its name says what it
-holds, so a run can continue on any machine that prepared the same files in the same way.
+A leave-one-out figure depends on which event of a user is the last. In MovieLens-1M, 42% of users have several events
+in their last second. So the events of one user at one instant are ordered by a tie rule: file order (`file`), reverse
+file order (`reverse`) or a seeded random order (`random`). In this order, 0, 1, 2, … ms are added to their times, so
+every reader of the dataset sees the same order. A prepared dataset is one snapshot under WORK/datasets. The name of the
+snapshot tells its content, so a run can continue on any machine that prepared the same files in the same way.
 
 Decided: items are renumbered from 1 if the publisher's ids are not small numbers, so that every method can use a plain
 table of one row per item. The publisher's id stays in the item table.
@@ -52,11 +52,11 @@ class Bench:
     max_length: int
     """A method reads at most this many events of a history."""
     max_users: int = 0
-    """Rank at most this many users, the same users for every method; 0 ranks all."""
+    """Rank at most this many users, the same users for every method; 0 ranks all users."""
     ties: tuple[str, ...] = TIE_RULES
-    """Tie rules that make sense for the dataset, the default first."""
+    """Tie rules that make sense for the dataset. The first rule is the default."""
     quick_stride: int = 1
-    """With `--quick`, one user in this many is kept."""
+    """With `--quick`, only every n-th user is kept; this is n."""
     quick_max_users: int = 0
     """The value of `max_users` in a run with `--quick`; 0 leaves `max_users` unchanged."""
     note: str = ""
@@ -143,7 +143,7 @@ def prepared_name(bench: Bench, ties: str, stride: int = 1) -> str:
 
 
 def prepare(bench: Bench, rules: Sequence[str], datasets: Path, data: Path | None, stride: int = 1) -> dict[str, Path]:
-    """Returns tie rule → prepared dataset under `datasets`. Makes missing datasets from the files in `data`.
+    """Returns tie rule → path of the prepared dataset. Makes missing datasets from the files in `data`.
 
     The files are first read and compared with the published counts of users, items and events. Nothing is written
     before this check, not even the folder `datasets`.
@@ -187,7 +187,7 @@ def check_ties(bench: Bench, rules: Sequence[str]) -> None:
 
 
 def expected_facts(bench: Bench, stride: int = 1) -> DatasetFacts:
-    """Estimates the result of `read_facts` from the publisher's counts, to plan before anything is prepared."""
+    """Estimates the result of `read_facts` from the publisher's counts, so that cells can be planned without data."""
     counts = bench.public.counts
     lengths = np.full(max(1, counts.users // stride), max(1, counts.events // counts.users), dtype=np.int64)
     return DatasetFacts(Path(), counts.items, counts.items + 1, lengths, (), 0.0)
@@ -225,7 +225,7 @@ def find_files(public: PublicDataset, data: Path | None) -> list[Path]:
 
 
 def every_nth_user(content: PublicData, stride: int) -> PublicData:
-    """Keeps the events and attributes of every `stride`-th user, in the order of user ids, and all items."""
+    """Keeps all items, and the events and attributes of every `stride`-th user in the order of user ids."""
     if stride == 1:
         return content
     kept = pa.array(distinct_ids(content.events["user"])[::stride])
@@ -248,7 +248,7 @@ def distinct_ids(column: pa.ChunkedArray) -> list[Any]:
 
 
 def settle_ties(events: pa.Table, rule: str) -> pa.Table:
-    """Makes the times of each user rise strictly: adds 0, 1, 2, … ms to events at one instant, by the tie rule."""
+    """Adds 0, 1, 2, … ms to events of one user at one instant, in the order of the rule. So no two times are equal."""
     users = _codes(events["user"])
     times, order = numpy_column(events, "time_ms"), numpy_column(events, "order")
     by_time = np.lexsort((order, times, users))
@@ -298,14 +298,14 @@ def _renumbered(table: pa.Table, ids: pa.Array) -> pa.Table:
 
 
 def _codes(column: pa.ChunkedArray) -> NDArray[np.int64]:
-    """Returns numbers that are equal if and only if the ids are equal."""
+    """Returns a number for each row. Two numbers are equal if and only if the ids of the rows are equal."""
     if pa.types.is_integer(column.type):
         return np.asarray(column.to_numpy(), dtype=np.int64)
     return np.asarray(encode(column).indices.to_numpy(), dtype=np.int64)
 
 
 def last_tied_share(events: pa.Table) -> float:
-    """Returns the share of users with more than one event at their last instant, for `events` as published."""
+    """Returns the share of users with more than one event at their last instant, before a tie rule changes times."""
     users, times = _codes(events["user"]), numpy_column(events, "time_ms")
     by_time = np.lexsort((times, users))
     users, times = users[by_time], times[by_time]

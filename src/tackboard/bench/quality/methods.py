@@ -1,15 +1,15 @@
-"""The methods of `tackboard bench quality`. A method has a name, and it builds the whole config of a run.
+"""This module lists the methods that `tackboard bench quality` compares. A method builds the whole config of a run.
 
-A method states its inputs, because a comparison is fair only if the baseline reads no more than our method:
+A comparison is fair only if the baseline reads no more than our method. So each method names one of these inputs:
 
     items      the items of the history in their order
-    times      also the times of events and the request time, as in the publication of HSTU
+    times      the items, the times of events and the request time, as in the publication of HSTU
     history    the items, the action on each item (for example the rating) and the time between events, but not the
                request time
-    request    all of these
+    request    the inputs of `history` and the request time
 
-The rivals sasrec, hstu and hstu-large have the published sizes and loss. Sizes of other methods are chosen on
-validation, never on the test event. docs/log.md records which sizes have been tuned.
+The rivals sasrec, hstu and hstu-large have the published sizes and loss. Sizes of other methods are chosen on the
+validation event, never on the test event. docs/log.md records which sizes have been tuned.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ QUICK_RATE = 3e-3
 """Learning rate with `--quick`; it is high because there are few steps."""
 PUBLISHED_EPOCHS = 101
 EPOCHS, LARGE_EPOCHS = 60, 3
-"""Largest number of passes over the data, for a small and for a large catalogue. Validation chooses the number."""
+"""Largest number of passes over the data, for small and for large catalogues. Validation chooses the actual number."""
 DRAWN_ITEMS, QUICK_DRAWN_ITEMS = 16_384, 1_024
 """Number of items drawn for each step from a large catalogue, without and with `--quick`."""
 LARGE_CATALOGUE = 50_000
-"""A catalogue with more items than this is large, and a step computes no softmax over all items."""
+"""A catalogue with more items than this is called large. Training then computes no softmax over all items."""
 RIVAL_RATES = {"deskdrop": 1e-2, "kakao-brunch": 3e-3}
 """Dataset → learning rate of rivals with the inputs of our model; 1e-3 for other datasets."""
 RIVAL_STEPS = {"ml-1m": 3_700}
-"""Dataset → number of steps of rivals of PinFM's size, which train longer; other datasets use PinFM's number."""
+"""Dataset → number of steps of rivals that have PinFM's size. Other datasets use PinFM's number of steps."""
 RIVAL_DROPOUT = {"ml-1m": 0.3, "deskdrop": 0.3}
-"""Dataset → dropout of rivals of PinFM's size; other datasets use PinFM's dropout."""
+"""Dataset → dropout of rivals that have PinFM's size. Other datasets use PinFM's dropout."""
 SASREC_SIZES = {"width": 64, "backbone": {"ffn_width": 64}}
-"""Sizes of the SASRec that has the inputs of our model."""
+"""Sizes of the methods `sasrec-items`, `sasrec-history` and `sasrec-request`."""
 FIXED = {
     "seed": "use --seeds",
     "data.dataset": "use --dataset",
@@ -127,7 +127,7 @@ def find_method(name: str) -> Method:
 
 
 def config_of(method: Method, place: MethodContext, seed: int, overrides: Sequence[str] = ()) -> RunConfig:
-    """Returns the config of a method's run. An override is `a.b=c` for every method, or `METHOD:a.b=c` for one."""
+    """Returns the config of a method's run. The override `a.b=c` is for all methods, `METHOD:a.b=c` for one method."""
     if method.build is None:
         raise UsageError(f"{method.name} fits nothing and has no settings")
     config = dataclasses.replace(method.build(place), seed=seed)
@@ -164,7 +164,7 @@ def check_overrides(overrides: Sequence[str], names: Sequence[str]) -> None:
 
 
 def newest_steps(place: MethodContext, epochs: int) -> tuple[int, int]:
-    """Returns (tokens per step, number of steps) to read each user's newest events once per epoch.
+    """Returns (tokens per step, number of steps) for `epochs` passes over the newest events of all users.
 
     A step holds about USERS_PER_STEP users, or QUICK_USERS in a quick run.
     """
@@ -174,7 +174,7 @@ def newest_steps(place: MethodContext, epochs: int) -> tuple[int, int]:
     users = min(QUICK_USERS if few else USERS_PER_STEP, max(1, facts.num_users // 4))
     tokens = facts.newest_tokens(place.max_length) * users / max(1, facts.num_users)
     steps = max(1, round((QUICK_EPOCHS if place.quick else epochs) * facts.num_users / users))
-    # A step plan leaves room for the longest segment in every step, so tokens_per_step includes it.
+    # A step plan leaves room for the longest segment in every step, so tokens_per_step includes this room.
     return max(2 * place.max_length, round(tokens) + place.max_length), steps
 
 
@@ -237,12 +237,12 @@ def _as_published(name: str, make: Callable[..., SequentialConfig], place: Metho
 
 
 def rival_rate(place: MethodContext) -> float:
-    """Returns the learning rate of rivals. It was chosen on validation, like the rate of our model."""
+    """Returns the learning rate of rivals. This rate was chosen on validation, like the rate of our model."""
     return RIVAL_RATES.get(place.bench.name, 1e-3)
 
 
 def _rival_settings(place: MethodContext, inputs: str) -> dict[str, Any]:
-    """Returns the settings of a rival that reads `inputs`, with the exact softmax unless the catalogue is large."""
+    """Returns the settings of a rival that reads `inputs`. The softmax is exact unless the catalogue is large."""
     return {
         "loss": {"kind": "mixed" if place.is_large else "full"},
         "use_actions": "actions" in INPUTS[inputs],
@@ -263,7 +263,7 @@ def _rival(
 def _rival_of_our_size(
     name: str, inputs: str, make: Callable[..., SequentialConfig], place: MethodContext
 ) -> RunConfig:
-    """Returns a run of a rival with the width, depth and data of our PinFM, so that the design makes the difference.
+    """Returns a run of a rival with the width, depth and data of our PinFM, to compare the designs and not the sizes.
 
     Dropout, learning rate and the number of steps are tuned for the rival (RIVAL_DROPOUT, RIVAL_RATES, RIVAL_STEPS).
     """

@@ -20,7 +20,7 @@ MOST_LINES = 5
 
 
 def report(result: Mapping[str, Any]) -> Report:
-    """Makes the report of the finished part of a study, with its charts."""
+    """Makes a report, with charts, of the finished cells of a study."""
     commits = result["commits"]
     table = result["table"]
     several = (
@@ -30,7 +30,7 @@ def report(result: Mapping[str, Any]) -> Report:
         result=result,
         theme=f"quality-{result['dataset']}-{result['study']}",
         title=f"Quality: {result['study']} on {result['dataset']}{', quick' if result['quick'] else ''}",
-        # An absolute path is cut to its last part, because it is valid on one machine only.
+        # Absolute paths are cut to their last part, because an absolute path is valid on one machine only.
         command=shlex.join([Path(word).name if Path(word).is_absolute() else word for word in result["command"]]),
         versions=f"Models were fitted on: {', '.join(result['devices']) or 'none'}. "
         f"Commits of the cells: {', '.join(commits) or 'unknown'}.",
@@ -42,7 +42,7 @@ def report(result: Mapping[str, Any]) -> Report:
 
 
 def headline(result: Mapping[str, Any]) -> str:
-    """Returns one line about the study and the dataset. With --quick it warns that the figures mean nothing."""
+    """Returns one line about the study and the dataset. With --quick, the line warns that the figures mean nothing."""
     quick = "QUICK, says nothing about quality: " if result["quick"] else ""
     data = result["data"]
     return (
@@ -52,7 +52,7 @@ def headline(result: Mapping[str, Any]) -> str:
 
 
 def protocol(result: Mapping[str, Any]) -> str:
-    """Describes how methods were judged. A study that judges differently gives its own description."""
+    """Describes how methods were judged. A study with a different protocol provides the description itself."""
     if words := result["table"].get("protocol"):
         return str(words)
     how = result["protocol"]

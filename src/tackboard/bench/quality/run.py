@@ -1,8 +1,9 @@
 """`tackboard bench quality` measures how well methods rank on public data, and shows published figures beside ours.
 
-`measure` takes a publisher's files and a study, and returns one object with a table. The work is a table of cells
-(cells.py). Each cell is done once and kept, so a study can be split over many calls and machines. study_plan.py defines
-what a study is, and cell.py defines what a cell does. flow/jobs.py runs the cells and report.py shows the result.
+`measure` takes a publisher's files and a study, and returns one object with a table. The work is divided into cells
+(cells.py). Each cell runs once and its result is kept, so a study can be split over many calls and machines.
+study_plan.py defines what a study is, cell.py does the work of a cell, flow/jobs.py runs cells, and report.py shows the
+result.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ def measure(
 ) -> dict[str, Any]:
     """Finishes the cells of a study as far as time allows. Returns the table of the study and the number of cells left.
 
-    Wrong input is refused before anything is written. Unknown names raise UsageError, and files that are not the
-    dataset raise DataError.
+    Wrong input is refused before anything is written. Unknown names raise UsageError, and files that do not match the
+    named dataset raise DataError.
     """
     end = None if time_limit is None else time.monotonic() + time_limit
     bench = find_bench(dataset)
@@ -56,7 +57,7 @@ def measure(
         find_files(bench.public, data)  # A mistyped --data is an error even if the files are no longer needed.
     plan = study(context)
     folder = Work.open(work)
-    # The device is chosen once. A process that cannot reach the GPU must fail, not continue for days without it.
+    # The device is chosen once. A process that cannot reach the GPU must fail, not continue for days on the CPU.
     chosen = str(choose_device(device))
     steps = [step_of(folder, cell, chosen) for cell in plan.cells]
     report = JobRunner(jobs=jobs, end=end, noun="cell").run(steps)

@@ -1,9 +1,10 @@
-"""The studies `reproduce`, `validate` and `compare` of `tackboard bench quality`.
+"""This module defines the studies `reproduce`, `validate` and `compare` of `tackboard bench quality`.
 
-A study takes options and returns cells that answer its question, and a function that makes a table of the results.
+A study is a function that plans cells (units of work, see cells.py) and can make a table of their results. "Tie rule"
+means the order of events of one user that have the same time (data.py).
 
     reproduce  runs SASRec, HSTU and HSTU-large as published, under every tie rule, to check this harness
-    validate   fits each method once and judges it on the validation event alone; used for tuning
+    validate   fits each method once and judges the fit on the validation event alone; this study serves for tuning
     compare    chooses the number of steps on validation, then refits and tests once per seed; compares each of our
                methods, paired over users, with the strongest baseline that reads no more inputs than our method
 
@@ -27,7 +28,7 @@ from tackboard.metrics.paired import gains, hits, paired_bootstrap
 
 METRICS = ("hr@10", "ndcg@10", "hr@50", "ndcg@50", "hr@200", "ndcg@200")
 TOLERANCE = 0.015
-"""A published figure agrees with ours if it is at most this far outside the range of our figures over tie rules."""
+"""A published figure agrees with our figures if it is at most this far outside their range over all tie rules."""
 NUM_RESAMPLES = 1000
 HSTU_README = "meta-recsys/generative-recommenders, README"
 PUBLISHED: dict[str, dict[str, tuple[str, str, tuple[float, ...]]]] = {
@@ -39,15 +40,15 @@ PUBLISHED: dict[str, dict[str, tuple[str, str, tuple[float, ...]]]] = {
         "gsasrec": ("gSASRec", "asash/gSASRec-pytorch, README", (0.3003, 0.1726)),
     }
 }
-"""Dataset → our corresponding method → (name, source, metrics in order of METRICS). The figures with the source
-HSTU_README were taken on the test event during training. Each publication used its own tie rule."""
+"""Dataset → our corresponding method → (name, source, metrics in the order of METRICS). The figures with the source
+HSTU_README were measured on the test event during training. The publications use different tie rules."""
 
 
 # ---- reproduce ----
 
 
 def reproduce(context: StudyContext) -> StudyPlan:
-    """Plans the cells of the published rivals under every tie rule."""
+    """Plans one cell for each published rival, tie rule and seed."""
     if context.bench.name not in PUBLISHED:
         raise UsageError(
             f"--study reproduce does not support --dataset {context.bench.name}",
@@ -57,7 +58,7 @@ def reproduce(context: StudyContext) -> StudyPlan:
     methods = context.fitted_methods(("sasrec", "hstu", "hstu-large"))
     places = context.places(context.ties(context.bench.ties))
     cells = [
-        # Published code filters seen items only in the part of a history that the model reads.
+        # Published code takes an item out of the ranking only if it is in the part of the history that the model reads.
         context.cell(place, rule, method, seed, "published", filter_newest=context.bench.max_length)
         for seed in context.seeds(1)
         for method in methods
@@ -107,12 +108,12 @@ def _reproduce_table(context: StudyContext, methods: list[Method], cells: Sequen
 
 
 def published_for(context: StudyContext) -> dict[str, tuple[str, str, tuple[float, ...]]]:
-    """Returns the published figures for the dataset, or none with --quick, because a quick run ranks other users."""
+    """Returns the published figures for the dataset. Returns {} with --quick, because a quick run leaves out users."""
     return {} if context.options.quick else PUBLISHED.get(context.bench.name, {})
 
 
 def agrees(results: Sequence[Result], metric: str, published: float) -> dict[str, Any]:
-    """Checks whether a published figure is near the range of our means over seeds, one mean per tie rule."""
+    """Averages our figures over seeds for each tie rule. Checks whether `published` is near the range of the means."""
 
     def spread(kind: str) -> tuple[float, float]:
         rules = {result.cell.ties for result in results}
@@ -131,7 +132,7 @@ def agrees(results: Sequence[Result], metric: str, published: float) -> dict[str
 
 
 def validate(context: StudyContext) -> StudyPlan:
-    """Plans one fit of each method, judged on the validation event alone."""
+    """Plans a fit of each method. The fits are judged on the validation event alone."""
     methods = context.fitted_methods(_compared(context))
     rules = context.places(context.ties(context.bench.ties[:1]))
     cells = [
@@ -169,7 +170,7 @@ def _validation_row(result: Result) -> list[str]:
 
 
 def compare(context: StudyContext) -> StudyPlan:
-    """Plans validation, refit and test of our methods and of the others."""
+    """Plans the validation, the refit and the test of our methods and of the rivals."""
     methods = context.methods(_compared(context))
     cells = []
     for rule, place in context.places(context.ties(context.bench.ties[:1])).items():
@@ -266,7 +267,7 @@ def per_user(group: Sequence[Result], metric: str) -> NDArray[np.float64]:
 
 
 def compare_to_strongest(groups: Mapping[tuple[str, str], Sequence[Result]]) -> list[dict[str, Any]]:
-    """For each metric, compares each of our methods with the best baseline (by mean) that reads no more inputs."""
+    """Compares each of our methods, for each metric, with the best baseline that reads no more than our method."""
     found = []
     for (ties, name), ours in groups.items():
         if not METHODS[name].is_ours:
@@ -285,9 +286,9 @@ def compare_to_strongest(groups: Mapping[tuple[str, str], Sequence[Result]]) -> 
 
 
 def measure(ours: Sequence[Result], theirs: Sequence[Result], metric: str) -> Measured:
-    """Measures the difference of two groups of seeds, paired over users.
+    """Measures the difference between two methods, paired over users. Each method has one result per seed.
 
-    Raises DataError if the groups were judged on different events.
+    Raises DataError if the methods were judged on different events.
     """
     check_same_targets([*ours, *theirs])
     drawn = paired_bootstrap(per_user(ours, metric), per_user(theirs, metric), num_resamples=NUM_RESAMPLES)
@@ -307,7 +308,7 @@ def check_same_targets(results: Sequence[Result]) -> None:
 
 
 def _returning(context: StudyContext, groups: Mapping[tuple[str, str], Sequence[Result]]) -> list[dict[str, Any]]:
-    """Returns a table of HR@10 for users who return to an item and for others, or [] if seen items are filtered."""
+    """Returns a table of HR@10, split by whether the held-out item was seen before; [] if seen items are filtered."""
     if context.bench.filter_seen or not groups:
         return []
     rows = []
@@ -325,12 +326,12 @@ def _returning(context: StudyContext, groups: Mapping[tuple[str, str], Sequence[
 
 
 def _loss_of(cell: Cell) -> str:
-    """Returns the kind of loss of a rival, and an empty string for other methods."""
+    """Returns the kind of loss of a rival, or an empty string for other methods."""
     return str(cell.config["model"]["config"]["loss"].get("kind", "")) if cell.config is not None else ""
 
 
 def _grouped(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:
-    """(tie rule, method) → its results, one per seed."""
+    """Returns (tie rule, method) → results, one result per seed."""
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
         groups.setdefault((result.cell.ties, result.cell.method), []).append(result)
@@ -363,7 +364,7 @@ def _cost_row(result: Result) -> list[str]:
 
 
 def _figures(result: Result) -> dict[str, Any]:
-    """A result as numbers, for JSON."""
+    """Returns the numbers of a result, for JSON."""
     cell = result.cell
     named = {"method": cell.method, "ties": cell.ties, "seed": cell.seed, "stage": cell.stage}
     left_out = ("environment", "cell", "curve")
@@ -373,7 +374,7 @@ def _figures(result: Result) -> dict[str, Any]:
 
 
 def _curves(results: Sequence[Result], event: str) -> list[dict[str, Any]]:
-    """Charts NDCG@10 over steps, with a line for each fit."""
+    """Returns a chart of NDCG@10 over steps, with a line for each fit."""
     lines = [
         {
             "name": f"{result.cell.method} {result.cell.ties} {result.cell.seed}",
@@ -388,7 +389,7 @@ def _curves(results: Sequence[Result], event: str) -> list[dict[str, Any]]:
 
 
 def _dots(context: StudyContext, results: Sequence[Result], kind: str) -> list[dict[str, Any]]:
-    """Charts HR@10 of every seed and tie rule in a row for each method, with the published figures as marks."""
+    """Returns a chart of HR@10 with a row for each method and a dot for each result. Marks show published figures."""
     rows = [
         {"name": method.name, "values": values}
         for method in METHODS.values()

@@ -1,8 +1,8 @@
-"""The interface of a study of `tackboard bench quality`.
+"""This module defines what a study of `tackboard bench quality` is.
 
 A study is a function that takes a `StudyContext` (options and data) and returns a `StudyPlan` (cells, and a function
-that makes a table of the finished cells). `STUDIES` names all studies, and each is imported when it is needed. A new
-study adds one line to `STUDIES`. A study with stages of its own adds the stages to STAGES in cell.py.
+that makes a table of the finished cells). To add a study, add one line to `STUDIES`. If the cells of the new study do a
+new kind of work, also add this stage to STAGES in cell.py. A study is imported only when it is needed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STUDIES = {
     "transfer-hidden": "tackboard.bench.transfer.study:transfer_hidden",
     "ablations": "tackboard.bench.quality.ablations:ablations",
 }
-"""Study → module:function that takes a `StudyContext`."""
+"""Name of a study → module:function of the study."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,14 +59,14 @@ class StudyContext:
     data: Path | None = None
     """Folder or file with the publisher's data."""
     is_trial: bool = False
-    """If true, only the options are checked. Nothing is read or written, and sizes are estimates."""
+    """If true, only the options are checked. Nothing is read or written, and the sizes of datasets are estimates."""
 
     def ties(self, otherwise: Sequence[str]) -> tuple[str, ...]:
-        """Returns the distinct tie rules of the options, or `otherwise` if the options name none."""
+        """Returns the distinct tie rules of the options, or `otherwise` if the options name no tie rule."""
         return tuple(dict.fromkeys(self.options.ties)) or tuple(otherwise)
 
     def one_rule(self) -> str:
-        """Returns the tie rule of a study that takes one rule. Several rules raise UsageError."""
+        """Returns the tie rule, for studies that need exactly one. Raises UsageError if the options name several."""
         rules = self.ties(self.bench.ties[:1])
         if len(rules) > 1:
             raise UsageError(
@@ -75,13 +75,13 @@ class StudyContext:
         return rules[0]
 
     def methods(self, otherwise: Sequence[str]) -> list[Method]:
-        """Returns the distinct methods of the options, or `otherwise` if the options name none."""
+        """Returns the distinct methods of the options, or the methods `otherwise` if the options name no method."""
         methods = [find_method(name) for name in dict.fromkeys(self.options.methods or otherwise)]
         check_overrides(self.options.overrides, [method.name for method in methods if method.build is not None])
         return methods
 
     def fitted_methods(self, otherwise: Sequence[str]) -> list[Method]:
-        """Returns those of `methods` that fit a model. Raises UsageError if the options name one that fits none."""
+        """Returns the methods that fit a model. Raises UsageError if the options name a method that fits no model."""
         methods = self.methods(otherwise)
         for method in methods if self.options.methods else ():
             if method.build is None:
@@ -92,11 +92,11 @@ class StudyContext:
         return [method for method in methods if method.build is not None]
 
     def seeds(self, otherwise: int) -> range:
-        """Returns the seeds. The options give their number; the default is 1 with --quick, else `otherwise`."""
+        """Returns the seeds 0, 1, 2, …. By default there are `otherwise` seeds, but only one seed with --quick."""
         return range(self.options.seeds or (1 if self.options.quick else otherwise))
 
     def places(self, ties: Sequence[str]) -> dict[str, MethodContext]:
-        """Returns tie rule → context of methods on the prepared dataset. Makes missing datasets unless `is_trial`."""
+        """Returns tie rule → context with the dataset of this rule. Prepares missing datasets unless `is_trial`."""
         stride = self.bench.quick_stride if self.options.quick else 1
         if self.is_trial:
             check_ties(self.bench, ties)
@@ -126,7 +126,7 @@ class StudyContext:
         after: Cell | None = None,
         **protocol: Any,
     ) -> Cell:
-        """Returns the cell of a method with a seed at a stage. `protocol` adds settings to `self.protocol()`."""
+        """Returns the cell for a method, a seed and a stage. `protocol` adds settings to `self.protocol()`."""
         config = None
         if method.build is not None:
             config = config_to_json(config_of(method, place, seed, self.options.overrides))
@@ -144,8 +144,8 @@ class StudyContext:
 
 Find = Callable[[Cell], Result | None]
 Table = dict[str, Any]
-"""`sections` holds titles, headers and rows of text, and `notes` holds sentences. `figures` holds the same results as
-numbers. `charts` holds descriptions of charts, which report.py draws."""
+"""The results of a study. `sections` holds titles, headers and rows of text, and `notes` holds sentences. `figures`
+holds the same results as numbers. `charts` holds descriptions of charts, which report.py draws."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +157,7 @@ class StudyPlan:
 
 
 def find_study(name: str) -> Callable[[StudyContext], StudyPlan]:
-    """Returns the study with this name. An unknown name raises UsageError, which suggests the closest name."""
+    """Returns the function of the study. An unknown name raises UsageError, which suggests the closest name."""
     if name not in STUDIES:
         raise UsageError(
             f"--study {name} does not exist", allowed=f"allowed: {', '.join(STUDIES)}", fix=did_you_mean(name, STUDIES)
@@ -167,5 +167,5 @@ def find_study(name: str) -> Callable[[StudyContext], StudyPlan]:
 
 
 def section(title: str, header: list[str], rows: list[list[str]]) -> dict[str, Any]:
-    """A titled table of text."""
+    """Returns a table of text with a title."""
     return {"title": title, "header": header, "rows": rows}

@@ -1,13 +1,13 @@
 """Decides whether a measured difference is more than chance, and whether it agrees with the publication.
 
-This module compares two groups of seeds and answers with a word, such as "better" or "within noise". There are two
-kinds of chance. For the choice of users, the paired bootstrap gives an interval. For the choice of seeds, Student's t
-with Welch's degrees of freedom gives a 95% interval. A difference counts only if both intervals exclude 0. With one
-seed only the interval over users is known, and the answer says "one seed". A side that does not depend on a seed, such
-as a ranking by counts, is called fixed and may consist of one figure.
+This module compares two methods, each with one figure per seed, and answers with a word, such as "better" or "within
+noise". There are two kinds of chance. For the choice of users, the paired bootstrap gives an interval. For the choice
+of seeds, Student's t with Welch's degrees of freedom gives a 95% interval. A difference counts only if both intervals
+exclude 0. With one seed, only the interval over users is known, and the answer says "one seed". A method that does not
+depend on a seed, such as a ranking by counts, is called fixed and has one figure.
 
-Not seeing a difference does not prove that there is none. So if the publication found next to no difference, the answer
-is "agree" only if both intervals lie within `SAME_SHARE` of the other side's figure.
+Not seeing a difference does not prove that there is none. So if the publication found almost no difference, the answer
+is "agree" only if both intervals of the difference lie within ±`SAME_SHARE` times the figure of the second method.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import Any
 import numpy as np
 
 SAME_SHARE = 0.02
-"""Two figures count as the same if they differ by less than this share of the other side's figure."""
+"""Two figures count as equal if they differ by less than this share of the second figure."""
 T_QUANTILES = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
     *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
-"""97.5% quantiles of Student's t with 1, 2, 3, … degrees of freedom. More degrees use the last quantile."""
+"""97.5% quantiles of Student's t with 1, 2, 3, … degrees of freedom. The last quantile also serves for more degrees."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """A difference, its interval over draws of users, and the figures of single seeds on both sides."""
+    """A difference of two methods, its interval over draws of users, and the figures of both methods for each seed."""
 
     difference: float
     low: float
@@ -41,7 +41,7 @@ class Measured:
 
     @property
     def seed_error(self) -> float | None:
-        """Standard error of the difference over seeds; None if a side has only one seed."""
+        """Standard error of the difference over seeds; None if a method that depends on the seed has only one seed."""
         if self._is_of_one_seed:
             return None
         return float(np.sqrt(sum(share for share, _ in self._shares())))
@@ -64,7 +64,7 @@ class Measured:
         return len(self.ours) < 2 or (len(self.theirs) < 2 and not self.is_fixed)
 
     def _shares(self) -> list[tuple[float, int]]:
-        """Returns, for each side, its part of the variance of the difference and its degrees of freedom."""
+        """Returns (squared standard error of the mean over seeds, degrees of freedom) for each method with seeds."""
         sides = (self.ours,) if self.is_fixed else (self.ours, self.theirs)
         return [(float(np.var(side, ddof=1)) / len(side), len(side) - 1) for side in sides]
 
@@ -75,13 +75,13 @@ class Measured:
 
 
 def _t_quantile(degrees_of_freedom: float) -> float:
-    """Returns the quantile for degrees of freedom rounded down. So an interval may be too wide, but not too narrow."""
-    # Degrees of freedom that should be a whole number may be smaller by a rounding error.
+    """Returns the quantile. Rounds the degrees of freedom down, so an interval may be too wide, but not too narrow."""
+    # A rounding error may make the degrees of freedom slightly smaller than the whole number that they should be.
     return T_QUANTILES[min(max(1, int(degrees_of_freedom + 1e-9)), len(T_QUANTILES)) - 1]
 
 
 def verdict(measured: Measured, published: int | None, *, is_lower_better: bool = False) -> str:
-    """Judges a difference in a word. `published` is 1 for better, -1 for worse, 0 for about equal, None if unknown."""
+    """Returns the verdict in words. `published` is 1 for better, -1 for worse, 0 for about equal, None if unknown."""
     if measured.is_noise and published != 0:
         return "within noise"
     is_better = (measured.difference > 0) != is_lower_better
@@ -95,7 +95,7 @@ def verdict(measured: Measured, published: int | None, *, is_lower_better: bool 
 
 
 def _same(measured: Measured) -> str:
-    """Answers whether both sides are the same, as far as the intervals tell."""
+    """Returns "agree" if both methods are about equal, "disagree" if they differ, otherwise "cannot tell"."""
     margin = SAME_SHARE * abs(float(np.mean(measured.theirs)))
     low, high = measured.reach
     if -margin < low and high < margin:

@@ -1,1 +1,1 @@
-"""The transfer study of `tackboard bench quality`: is a pretrained model better than one trained from scratch?"""
+"""The transfer study of `tackboard bench quality` compares a pretrained model with a model trained from scratch."""

@@ -1,18 +1,18 @@
-"""The data of the transfer study. This module splits a prepared dataset into datasets for pretraining and for the task.
+"""This module splits a prepared dataset into datasets for the transfer study: for pretraining and for the task.
 
     a user's events    ├──────── first 70% ────────┤── to 85% ──┤── rest ──┤
                         pretraining: which item?     examples to  validation or
                                                      train with   test, by user
 
-An example is an event. The model gets the history and the item of the event, and must predict whether the action is one
-of certain actions. The action of the event is not an input. Pretraining predicts items, so it was not trained on this
-question. A user's events for training and judging come after the user's events of pretraining, so no judged event was
-seen before. A quarter of the users serve to choose settings, and the other users are the test.
+An example is an event. The model gets the history and the item of the event, but not the action. It must predict
+whether the action belongs to a given set, for example a rating of 4 or 5. Pretraining predicts items, so the pretrained
+model was not trained on this question. The judged events of a user come last, so neither pretraining nor training has
+seen them. A quarter of the users serve to choose settings, and the other users serve for the test.
 
 An example is written as a labelled request at the time of the event, with the item of the event as its only candidate.
-Training examples and judged examples are two datasets, both with all events. Decided: in these datasets the times of
-each user rise strictly (one millisecond is added to an equal time), and an event is received when it happens. So the
-history of a request is every earlier event, in file order.
+Training examples and judged examples are written to two datasets, and each of the two holds all events. Decided: in
+both datasets, the times of each user rise strictly (equal times are moved apart by one millisecond), and an event is
+received when it happens. So the history of a request consists of all earlier events, in file order.
 """
 
 from __future__ import annotations
@@ -60,16 +60,16 @@ TASKS = {
     "ml-1m": Task("will the rating be 4 or 5?", ("rating_4", "rating_5")),
     "deskdrop": Task("is it more than a view?", ("bookmark", "comment_created", "follow", "like")),
 }
-"""Dataset → its task."""
+"""Dataset → task on this dataset."""
 
 
-# ---- datasets made of a dataset ----
+# ---- datasets made from a dataset ----
 
 
 def write_beginning(path: Path, ends: Indices, target: Path) -> Path:
     """Writes a dataset at `target` with the first `ends` [U] events of each user of the dataset at `path`.
 
-    Users are in file order. The new dataset has all items of the catalogue. An existing `target` is left alone.
+    `ends` lists users in file order. The new dataset has all items of the catalogue. An existing `target` is kept.
     """
     if target.exists():
         return target
@@ -78,9 +78,9 @@ def write_beginning(path: Path, ends: Indices, target: Path) -> Path:
 
 
 def write_task(path: Path, actions: tuple[str, ...], part: Part) -> Path:
-    """Writes one part of the examples of the dataset at `path` into a folder beside it, unless that folder exists.
+    """Makes examples from one part of the dataset at `path`. Writes them to `task_dataset`, unless this folder exists.
 
-    The label of an event is yes if its action is in `actions`. An event without history is not an example.
+    The label of an example is yes if its action is in `actions`. An event without a history is not an example.
     """
     target = task_dataset(path, part)
     if target.exists():
@@ -124,12 +124,12 @@ def _write(path: Path, target: Path, kind: str, events: pa.Table, requests: pa.T
 
 
 def task_dataset(path: Path, part: Part) -> Path:
-    """Returns the path of the examples of a part of the dataset at `path`."""
+    """Returns the path of the examples that are made from a part of the dataset at `path`."""
     return path.with_name(f"{path.name}-{part}")
 
 
 def user_offsets(path: Path) -> Indices:
-    """Returns where each user's events begin in the dataset's file, and the total number of events [U + 1]."""
+    """Returns the index of the first event of each user in the dataset, and the total number of events [U + 1]."""
     users = numpy_column(open_dataset(path, verify=False).read_events(["user_id"]), "user_id")
     return np.append(starts_of_users(users), len(users)).astype(np.int64)
 
@@ -140,7 +140,7 @@ def share_of(offsets: Indices, share: float) -> Indices:
 
 
 def rising(times: Indices, offsets: Indices) -> Indices:
-    """Returns the times [N], raised if needed so that each is later than the previous time of the same user."""
+    """Returns the times [N], moved by whole milliseconds if needed, so that the times of each user rise strictly."""
     places = np.arange(len(times)) - np.repeat(offsets[:-1], np.diff(offsets))
     spare = times - places
     for begin, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
@@ -176,7 +176,7 @@ class Examples:
 
     @classmethod
     def before_judging(cls, path: Path, actions: tuple[str, ...]) -> Examples:
-        """Returns all events of a dataset before the judged events, as examples. No method may know more."""
+        """Returns all events before the judged events as examples. No method may train on later events."""
         offsets = user_offsets(path)
         kept = ranges(offsets[:-1], share_of(offsets, TRAINED_SHARE))
         events = open_dataset(path).read_events(["user_id", "item_id", "action"]).take(pa.array(kept))
@@ -186,10 +186,10 @@ class Examples:
 def additive_means(
     examples: Examples, asked: Examples, *, with_users: bool, damping: float = 10.0
 ) -> NDArray[np.float64]:
-    """Estimates the probability of a yes for each example in `asked`, from the mean of its item over `examples`.
+    """Estimates the probability of a yes for each example in `asked`. The estimate is the item's mean over `examples`.
 
     If `with_users`, the user's mean deviation from the item means is added. The mean of an item or user with few
-    examples is drawn towards the mean of all examples, as if there were `damping` more examples with that mean.
+    examples is drawn towards the overall mean, as if there were `damping` more examples with the overall mean.
     """
     mean = float(examples.labels.mean()) if len(examples) else 0.5
     rest = examples.labels - mean

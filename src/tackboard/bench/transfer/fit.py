@@ -1,16 +1,16 @@
-"""The stages of the transfer study: trains each arm on examples of the task and measures its quality on the task.
+"""Does the work of the transfer study: pretrains a model, trains each arm on examples of the task, and tests the arms.
 
-An arm is a ranker (models/ranker.py) on labelled requests, trained like any other run. The arms differ only in the
-initial parameters of the model and in which parameters are trained:
+An arm is a ranker (models/ranker.py): a model with a head. It is trained on labelled requests like any other run. The
+arms differ only in the initial parameters of the model and in the learning rates of the model:
 
     fine-tuned   the pretrained model is trained at a tenth of the head's learning rates, as published
     frozen       the pretrained model does not change; only the head is trained
     scratch      the model begins with random parameters and is trained at the head's learning rates
 
-Every arm tries the same learning rates. Each rate is a run of its own in the run folder of the cell. All runs are
-judged on the validation users at the same steps and stop after the same number of judgements without improvement, so an
-arm that needs longer may train longer. The best run is tested once, at its best step. If a cell is killed, the next
-call continues its runs. A pretrained arm begins from the checkpoint in the result of the pretraining cell.
+Every arm tries the same learning rates for the head. Each rate has a separate run in the run folder of the cell. All
+runs are judged on the validation users at the same steps. A run stops after a fixed number of judgements without
+improvement, so an arm that needs longer may train longer. The best run is tested once, at its best step. If a cell is
+killed, the next call continues its runs. Pretrained arms begin from the checkpoint that the pretraining cell has saved.
 """
 
 from __future__ import annotations
@@ -58,23 +58,23 @@ RATES = {"fine-tuned": {"pinfm.": 0.1}, "frozen": {"pinfm.": 0.0}, "scratch": {}
 VECTORS = ("outputs", "hidden")
 NUM_RESAMPLES = 1000
 CHECKPOINT = "checkpoint"
-"""Folder of the parameters in the result of pretraining."""
+"""Name of the folder with the parameters in the result of pretraining."""
 UNLIMITED = 1 << 40
-"""A limit on tokens or steps that no pass reaches."""
+"""A limit on the number of tokens or steps. It is so large that no pass reaches it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FitSettings:
-    """Settings of the training of an arm. The protocol of a cell holds these settings by name."""
+    """Settings for the training of an arm. The protocol of a cell holds these settings by name."""
 
     learning_rates: tuple[float, ...] = (3e-3, 1e-3)
     """Learning rates of the head to try. Validation chooses one of them."""
     users_per_step: int = 32
-    """A step holds the examples of about this many users, or of more users if `steps_per_pass` limits the steps."""
+    """A step holds the examples of about this many users, or of more users if a pass would have too many steps."""
     steps_per_pass: int = 100
-    """A pass over all examples has at most this many steps. With many examples, steps are larger instead."""
+    """A pass over all examples has at most this many steps. If there are too many examples, steps become larger."""
     least_steps: int = 20
-    """Smallest number of steps between judgements. With many examples, half a pass lies between judgements."""
+    """Smallest number of steps between judgements. If half a pass has more steps, a run is judged every half pass."""
     max_points: int = 40
     """Largest number of judgements."""
     patience: int = 4
@@ -85,7 +85,7 @@ class FitSettings:
         return min(self.steps_per_pass, -(-num_users // self.users_per_step))
 
     def training(self, steps_per_pass: int, machine: Machine) -> TrainingConfig:
-        """Returns settings for the length of a run and for the steps at which it is judged."""
+        """Returns settings for the length of a run and for the steps at which the run is judged."""
         every = max(self.least_steps, -(-steps_per_pass // 2))
         return TrainingConfig(
             steps=self.max_points * every,
@@ -109,7 +109,7 @@ class FitSettings:
 
 
 def run_pretraining(work: Work, cell: Cell, machine: Machine) -> Outcome:
-    """Pretrains to the end of the schedule, and keeps the parameters in the result for later cells."""
+    """Pretrains to the end of the schedule, and saves the parameters in the result, because other cells need them."""
     fit = Fit(work, cell, cell.run_config(), machine)
     fit.train(judge_always=False)
     ranks = fit.ranks_at(fit.last_step())
@@ -120,7 +120,7 @@ def run_pretraining(work: Work, cell: Cell, machine: Machine) -> Outcome:
 
 
 def run_transfer(work: Work, cell: Cell, machine: Machine) -> Outcome:
-    """Trains one arm on as many examples as the protocol says (`num_examples`), and tests it once."""
+    """Trains one arm on `num_examples` examples (a setting of the protocol), and tests the arm once."""
     started, settings = time.perf_counter(), FitSettings.of(cell.protocol)
     config = arm_config(work, cell)
     source = open_examples(work, cell, config)
@@ -152,9 +152,9 @@ def run_transfer(work: Work, cell: Cell, machine: Machine) -> Outcome:
 
 
 def run_means(work: Work, cell: Cell, machine: Machine) -> Outcome:
-    """Predicts with means instead of a model: the mean of the item, or of the item and the user.
+    """Predicts answers without a model, from the mean answer for the item, or for the item and the user.
 
-    Means are taken over each of the protocol's numbers of examples, and over all events before the judged events.
+    Means are taken over each number of examples in the protocol, and over all events before the judged events.
     """
     del machine
     started, config = time.perf_counter(), cell.run_config()
@@ -176,7 +176,7 @@ def run_means(work: Work, cell: Cell, machine: Machine) -> Outcome:
             about = {"with_users": with_users, "all_known": is_all, "num_examples": len(examples)}
             rows.append(about | {"metrics": metrics})
     facts = facts_of(data, source, hashing)
-    # Arms are compared with the last means, which use the most events. So only their arrays are kept.
+    # Arms are compared with the last means only, which use the most events. So only the arrays of these means are kept.
     return {"means": rows, **facts, "seconds": round(time.perf_counter() - started, 1)}, arrays
 
 
@@ -184,7 +184,7 @@ def run_means(work: Work, cell: Cell, machine: Machine) -> Outcome:
 
 
 def arm_config(work: Work, cell: Cell) -> RunConfig:
-    """Returns the config of an arm's run, except for the learning rate and the size of steps."""
+    """Returns the config of an arm's run. Later functions set the learning rate and the size of steps."""
     protocol, pretraining = cell.protocol, cell.run_config()
     arm, start = str(protocol["arm"]), StartConfig()
     if arm not in ARMS or protocol["vectors"] not in VECTORS:
@@ -202,7 +202,7 @@ def arm_config(work: Work, cell: Cell) -> RunConfig:
 
 
 def _ranker(cell: Cell) -> RankerConfig:
-    """Returns the pretrained model with a head on it."""
+    """Returns the config of a ranker: the model of pretraining with a head."""
     model = cell.run_config().model
     if not isinstance(model, PinFMConfig):
         raise UsageError(f"{type(model).__name__} cannot be transferred", allowed="allowed: PinFMConfig")
@@ -226,7 +226,7 @@ def _data(work: Work, cell: Cell, max_history: int, num_examples: int = 0) -> Re
 
 
 def open_examples(work: Work, cell: Cell, config: RunConfig) -> RequestSource:
-    """Opens the training examples with the vocabulary of the pretraining dataset, also for the arm from scratch."""
+    """Opens the training examples. All arms, even `scratch`, use the vocabulary of the pretraining dataset."""
     dataset = open_dataset(work.datasets / str(cell.protocol["pretrained_on"]), verify=False)
     vocabulary = Vocabulary(actions=tuple(dataset.actions), surfaces=tuple(dataset.surfaces))
     source: RequestSource = config.data.open(features_for(config), vocabulary=vocabulary)
@@ -236,7 +236,7 @@ def open_examples(work: Work, cell: Cell, config: RunConfig) -> RequestSource:
 def _in_steps(
     config: RunConfig, source: RequestSource, settings: FitSettings, machine: Machine
 ) -> tuple[RunConfig, RequestSteps]:
-    """Returns the config with steps of the wanted size, and these steps."""
+    """Chooses the number of tokens per step. Returns the config with this number, and the training steps."""
     in_one = config.data.steps(source, config.model.tables, config.seed)
     wanted = settings.steps_of_pass(len(np.unique(Examples.of(in_one).users)))
     # A step plan leaves room for the longest request in every step: a full history and one candidate.
@@ -251,7 +251,7 @@ def _in_steps(
 def fit_arm(
     work: Work, cell: Cell, config: RunConfig, source: RequestSource, steps: RequestSteps, rate: float
 ) -> Trainer:
-    """Trains an arm to the end of its run, with `rate` as the learning rate of the head."""
+    """Trains an arm with `rate` as the learning rate of the head, until the run ends."""
     before, settings = cell.run_config().optimizer, FitSettings.of(cell.protocol)
     optimizer = OptimizerConfig(
         dense_learning_rate=rate,
@@ -272,7 +272,7 @@ def fit_arm(
 
 
 def judged(answers: ScoredCandidates) -> tuple[dict[str, float], dict[str, NDArray[Any]]]:
-    """Returns (metrics on the test examples, the same metrics for each draw of test users), both by name."""
+    """Returns metrics on the test examples, and arrays of the same metrics for random draws of test users, by name."""
     logits, labels = answers.scores, answers.labels[YES] == 1
     users = np.unique(answers.users, return_inverse=True)[1].astype(np.int64)
     losses, within = log_losses(logits, labels), auc_of_users(logits, labels, users)
@@ -285,7 +285,7 @@ def judged(answers: ScoredCandidates) -> tuple[dict[str, float], dict[str, NDArr
 
 
 def facts_of(data: RequestConfig, source: RequestSource, hashing: HashConfig) -> Mapping[str, Any]:
-    """Returns the numbers of examples and the share of test examples whose answer is yes."""
+    """Returns the number of examples of each part, and the share of test examples with the answer yes."""
     every = dataclasses.replace(data, max_requests=0)
     parts: tuple[Part, ...] = ("train", "validation", "test")
     train, validation, test = (Examples.of(every.steps(source, hashing, 0, part=part)) for part in parts)

@@ -1,15 +1,16 @@
-"""The study `transfer` of `tackboard bench quality`: does pretraining help with a task that it was not made for?
+"""The study `transfer` of `tackboard bench quality` asks whether pretraining helps with a different task.
 
-The study takes a dataset with a task (data.py) and makes a table over the number of examples of the task, because
-anyone who has to choose an arm knows this number. For each number it compares three arms of the same model with the
-same examples: pretrained and fine-tuned, pretrained and frozen, and from scratch. It also shows predictions from item
-means and user means, which need no model. In `transfer` the head reads the model's outputs. In `transfer-hidden` it
-also reads the hidden vectors behind the outputs. We publish the results of both, whatever they are.
+The study takes a dataset with a task (data.py) and compares three arms, which train the same model on the same examples
+of the task: pretrained and fine-tuned, pretrained and frozen, and from scratch. The table shows results for several
+numbers of examples, because users know how many examples they have when they choose an arm. The table also shows
+predictions from item means and user means, which need no model. In `transfer`, the head of the model reads the model's
+outputs. In `transfer-hidden`, the head also reads the hidden vectors from which the outputs are computed. We publish
+the results of both studies, whatever they are.
 
-The method is pretrained on the first 70% of each user's events, to the end of its schedule. No setting of pretraining
-is chosen by results on the task. The interval of a difference comes from drawing test users again, with the same draws
-for both arms. Each seed draws other examples, another order and other initial parameters, and its results are shown
-separately.
+The model is pretrained on the first 70% of each user's events, to the end of its schedule. No setting of pretraining
+is chosen by results on the task. The interval of a difference is a bootstrap over test users, with the same draws for
+both arms. Each seed has different examples, a different order and different initial parameters. The table also shows
+the results of each seed.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ from tackboard.evaluation.labelled_requests import METRICS
 from tackboard.metrics.binary import interval
 
 SIZES = (1_000, 5_000, 25_000, 0)
-"""Numbers of examples to train with; 0 stands for all."""
+"""Numbers of examples to train with; 0 stands for all examples."""
 QUICK_SIZES = (1_000, 0)
 QUICK = FitSettings(learning_rates=(3e-3,), max_points=6, patience=2)
 PRIMARY = "auc"
-"""The metric that answers the question. It was fixed beforehand, because among many rows some stand out by chance."""
+"""The metric that answers the question. It was fixed beforehand, because one of many metrics may differ by chance."""
 PAIRS = (("fine-tuned", "scratch"), ("frozen", "scratch"), ("fine-tuned", "frozen"))
 Published = Mapping[tuple[str, str], tuple[int | None, str]]
 PUBLISHED: Published = {
@@ -54,21 +55,21 @@ PUBLISHED: Published = {
     ("frozen", "scratch"): (None, "frozen against none: Save +0.10%"),
     ("fine-tuned", "frozen"): (1, "fine-tuned against frozen: Save about +3.7%"),
 }
-"""Pair of arms → sign and words from Table 6 of the PinFM publication. Its arm `None` is a ranker without PinFM, while
-our arm `scratch` has PinFM too. So only signs can be compared. The sign is None if the published difference was too
-small to have a sign."""
+"""Pair of arms → sign and words from Table 6 of the PinFM publication. The arm `None` of the publication is a ranker
+without PinFM, but our arm `scratch` contains a PinFM that is not pretrained. So only signs can be compared. The sign is
+None if the published difference was too small to have a sign."""
 
 Key = tuple[int, str]
-"""(requested number of examples, arm)"""
+"""A pair (requested number of examples, arm)."""
 
 
 def transfer(context: StudyContext) -> StudyPlan:
-    """Plans the arms over the number of examples. The head reads the model's outputs."""
+    """Plans cells for each arm and each number of examples. The head reads the model's outputs."""
     return _plan(context, "outputs")
 
 
 def transfer_hidden(context: StudyContext) -> StudyPlan:
-    """Plans `transfer` with a head that also reads the hidden vectors behind the outputs."""
+    """Plans the same cells as `transfer`, but the head also reads the hidden vectors behind the outputs."""
     return _plan(context, "hidden")
 
 
@@ -104,7 +105,7 @@ def _plan(context: StudyContext, vectors: str) -> StudyPlan:
                 cells[size, arm, seed] = _cell(pretrained[seed], place, name, "transfer", protocol, after)
     first = pretrained[seeds[0]]
     means = _cell(first, place, "means", "transfer-means", shared | {"sizes": list(sizes)}, None)
-    # One seed of every arm runs first, so that finished arms can be compared whenever time runs out.
+    # The first seed of all arms runs before the second seed, so that arms can be compared if time runs out.
     every = [*pretrained.values(), means, *sorted(cells.values(), key=lambda cell: cell.seed)]
     return StudyPlan(every, lambda find: _table(context, task, method, cells, means, list(pretrained.values()), find))
 
@@ -201,7 +202,7 @@ def _table(
 
 
 def without_repeats(groups: Mapping[Key, Sequence[Result]]) -> dict[Key, list[Result]]:
-    """Drops groups that requested more examples than exist. Like the groups of size 0, they used all examples."""
+    """Drops groups that requested more examples than exist. They only repeat the groups with all examples (size 0)."""
     everything = {int(group[0].values["num_examples"]) for (size, _), group in groups.items() if not size}
     return {
         (size, arm): list(group)
@@ -211,7 +212,7 @@ def without_repeats(groups: Mapping[Key, Sequence[Result]]) -> dict[Key, list[Re
 
 
 def compare_arms(groups: Mapping[Key, Sequence[Result]], published: Published) -> list[dict[str, Any]]:
-    """Returns, for each pair of arms with the same examples, the difference of means over seeds and its interval."""
+    """Compares each pair of arms with the same examples. Returns the difference of the means over seeds."""
     found = []
     for size in dict.fromkeys(size for size, _ in groups):
         for one, other in PAIRS:
@@ -226,7 +227,7 @@ def compare_arms(groups: Mapping[Key, Sequence[Result]], published: Published) -
 
 
 def compare_to_means(groups: Mapping[Key, Sequence[Result]], means: Result | None) -> list[dict[str, Any]]:
-    """Compares arms that trained on all examples to the means of item and user over all events before judged events."""
+    """Compares arms that trained on all examples with predictions from the means of item and user (`run_means`)."""
     if means is None:
         return []
     found = []
@@ -248,7 +249,7 @@ def _figures_of_pair(
 
 
 def measure(ours: Sequence[Result], theirs: Sequence[Result], metric: str) -> Measured:
-    """Measures the difference of two arms, with an interval from draws of the same test users."""
+    """Measures the difference between two arms. Its interval comes from draws of test users, the same for both arms."""
     draws = _draws(ours, metric) - _draws(theirs, metric)
     mine, other = ([float(result.values["metrics"][metric]) for result in group] for group in (ours, theirs))
     low, high = interval(draws)
@@ -328,7 +329,7 @@ def _figures(key: Key, result: Result) -> dict[str, Any]:
 
 
 def _charts(groups: Mapping[Key, Sequence[Result]]) -> list[dict[str, Any]]:
-    """Charts AUC over the number of examples on a logarithmic scale, with a line for each arm."""
+    """Returns a chart of AUC over the number of examples on a logarithmic scale, with a line for each arm."""
     lines = []
     for arm, title in ARMS.items():
         mine = sorted(
