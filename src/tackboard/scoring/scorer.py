@@ -1,4 +1,4 @@
-"""Loads a bundle and scores requests: computes features, reads the history once, and scores each candidate with it."""
+"""Loads a bundle and scores requests. For a request the model reads the history once and then scores all candidates."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tackboard.scoring.request import RequestReader, ScoreRequest
 
 
 class Scorer:
-    """A bundle's model, ready to score. Only one call may run at a time."""
+    """Scores requests with a bundle's model. Only one call may run at a time."""
 
     def __init__(self, signature: Signature, model: Any, hashing: Any, features: FeatureSet) -> None:
         self.signature = signature

@@ -1,4 +1,4 @@
-"""The process that reads large bodies: a `Body` goes in through a socket, a `Parsed` or a refusal comes back.
+"""Runs the process that parses large bodies. It gets a `Body` through a socket and returns a `Parsed` or a refusal.
 
     python -m tackboard.serve.parser_process FD        `ParserProcess` starts this; FD is its end of the socket
 
@@ -52,7 +52,7 @@ class ParserProcess:
             self._connect()
 
     def parse(self, body: Body) -> Parsed:
-        """Does the same as `RequestParser.parse`; empties `body` while sending it. 500 if the process dies or hangs."""
+        """Does the same as `RequestParser.parse`, but empties `body`. Raises 500 if the process dies or hangs."""
         with self._in_use:
             try:
                 connection = self._connect()
@@ -88,7 +88,7 @@ class ParserProcess:
         with ours, theirs:
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                 ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", _STUCK_S, 0))
-            # The import path is ours, without the current folder, which may hold anything. Arithmetic gets one thread.
+            # The import path is ours without the current folder, which may hold any code. NumPy gets one thread.
             path = os.pathsep.join(filter(None, sys.path))
             self._process = Process(
                 [sys.executable, "-P", "-m", "tackboard.serve.parser_process", str(theirs.fileno())],

@@ -1,4 +1,4 @@
-"""The infer call of the Open Inference Protocol: reads the tensors of a body, and writes the body of an answer.
+"""Implements the infer call of the Open Inference Protocol: reads the tensors of a body, and writes an answer's body.
 
 A body is JSON, or JSON followed by the raw bytes of its tensors. In the second case the header
 Inference-Header-Content-Length gives the length of the JSON. Content-Type is ignored, because the most used client
@@ -59,7 +59,7 @@ class ProtocolLimits:
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """What one infer call asks for: the outputs (name → whether binary; empty means all) and the timeout.
+    """Holds what one infer call asks for: the outputs (name → whether binary; empty means all) and the timeout.
 
     `skipped_bytes` is the size, as sent, of the tensors that the model does not read.
     """
@@ -82,7 +82,7 @@ class DeclaredTensor:
     raw: memoryview | None
 
     def read(self) -> Tensor:
-        """Reads the values; 400 if they do not fit the declaration."""
+        """Reads the values. Raises 400 if the values do not fit the declaration."""
         if self.raw is None:
             return from_json(self.name, self.datatype, self.shape, self.data)
         return from_binary(self.name, self.datatype, self.shape, self.raw)
@@ -96,12 +96,12 @@ class OpenBody:
     declared: dict[str, DeclaredTensor]
 
     def read(self) -> dict[str, Tensor]:
-        """Reads the tensors; 400 if their values do not fit the declarations."""
+        """Reads the tensors. Raises 400 if their values do not fit the declarations."""
         return {name: tensor.read() for name, tensor in self.declared.items()}
 
 
 def decompress(body: bytes, encoding: str, limits: ProtocolLimits) -> bytes:
-    """Returns the decompressed body; 413 if it is too large, 415 if the encoding is neither gzip nor deflate."""
+    """Returns the decompressed body. Raises 413 if it is too large, 415 if the encoding is neither gzip nor deflate."""
     if encoding in ("", "identity"):
         return body
     by_ratio = max(_RATIO_FREE_BYTES, len(body) * limits.max_compression_ratio)

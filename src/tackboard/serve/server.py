@@ -1,4 +1,4 @@
-"""The server process: serves a scorer with the settings of a config until it is told to stop.
+"""Runs the server process, which serves a scorer with the settings of a config until it is told to stop.
 
 At the start the server takes the port, warms the model up, listens and reports its address. On SIGTERM or SIGINT the
 server drains: it is no longer ready, refuses new infer calls with 503, finishes admitted requests, closes and exits
@@ -145,7 +145,7 @@ class Server:
         return ended
 
     def drain(self) -> None:
-        """Begins to stop the server, as SIGTERM does; a second call stops at once. No effect on a stopped server."""
+        """Begins to stop the server, as SIGTERM does. A second call stops the server at once."""
         if self._loop is not None and self._uvicorn is not None:
             # A closed loop means that the server has stopped in the meantime.
             with contextlib.suppress(RuntimeError):
@@ -261,7 +261,10 @@ class _DrainingServer(uvicorn.Server):
 
 
 def take_port(config: ServeConfig) -> socket.socket:
-    """Binds a socket that does not listen yet. UsageError if the port is in use, or open to others without a token."""
+    """Binds a socket that does not listen yet.
+
+    Raises UsageError if the port is in use, or if other machines could reach the server without a token.
+    """
     try:
         found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError):

@@ -58,9 +58,9 @@ class Timings:
 
 
 class Telemetry:
-    """Counts for one served model.
+    """Counts the requests and connections of one served model.
 
-    `pending` returns the number of waiting requests, `feature_log` the number of requests for each of LOG_OUTCOMES.
+    `pending` returns the number of waiting requests; `feature_log` returns the number of requests by LOG_OUTCOMES.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class Telemetry:
         child.observe(total_ns / 1e9)
 
     def _triton_text(self) -> str:
-        # Written by hand: the client library would append `_total` to these names, and dashboards would miss them.
+        # This text is made by hand, because the client library would append `_total` to names that dashboards expect.
         num_answered, num_computed = self._durations["success"].count, self._durations["compute_infer"].count
         label = f'model="{_escape(self.model)}",version="{_escape(self.version)}"'
         lines: list[str] = []
