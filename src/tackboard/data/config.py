@@ -60,7 +60,7 @@ class StepsConfig(abc.ABC):
         check(is_address, "data.ray_address", self.ray_address, "HOST:PORT, auto, or empty")
 
     def at(self, lineage: Mapping[str, Any]) -> Self:
-        """Returns this config with the snapshots that `SequenceSource.lineage` recorded, even if others are newer."""
+        """Returns this config with the snapshots of a `SequenceSource.lineage`, even if newer snapshots exist."""
         return dataclasses.replace(self, dataset=str(snapshot_path(lineage)))
 
     @abc.abstractmethod

@@ -189,7 +189,7 @@ def _pass_over(
 ) -> IndexCounts:
     """Counts tokens and positives in one pass over the events."""
     tokens = np.zeros(source.num_buckets, dtype=np.int64)
-    # The index of an item is its position in the catalogue, so the array has its final size from the start.
+    # The index of an item in `counts` is its position in the catalogue, so `counts` has its final size from the start.
     counts = np.zeros(len(source.catalogue), dtype=np.int64)
     num_segments, longest = 0, 0
     num_events = source.dataset.num_events

@@ -66,7 +66,7 @@ class LabelConfig:
     labels: tuple[Label, ...]
     """One or more actions with their windows, sorted by action."""
     shown: str | None = None
-    """Action that means that an item was shown; None if the dataset has impressions of its own."""
+    """Action that means that an item was shown; None if the dataset has impressions.parquet."""
     negatives: int | None = None
     """Largest number of negatives to keep per request, drawn at random; None keeps all."""
     seed: int = 0
@@ -162,8 +162,8 @@ def label_bucket(
     """Returns requests with labelled candidates, sorted by (user_id, time_ms, request), and updates `counts`.
 
     `impressions` has the columns `impressions.COLUMNS`, and every row has a request. `events` has user_id, item_id,
-    time_ms, request, action and surface, in the order of the dataset. Both tables hold all rows of the same users. The
-    candidates of a request are sorted by position, then by time.
+    time_ms, request, action and surface, in the order of the dataset. Both tables belong to the same users and hold all
+    rows of these users. The candidates of a request are sorted by position, then by time.
     """
     keys = RequestKeys(impressions, events)
     shown = _distinct(impressions, keys)
@@ -219,7 +219,7 @@ class RequestKeys:
 
 @dataclasses.dataclass(frozen=True)
 class _Shown:
-    """Holds M distinct impressions. `request` has numbers from `RequestKeys`, and `row` has rows of `impressions`."""
+    """Holds M distinct impressions. `request` has numbers of `RequestKeys`; `row` has row numbers of `impressions`."""
 
     user: Ints
     request: Ints
@@ -234,7 +234,7 @@ class _Shown:
 
 
 def _distinct(impressions: pa.Table, keys: RequestKeys) -> _Shown:
-    """Returns one impression per request and item, sorted by (request, item), with smallest position and first time."""
+    """Returns one impression per (request, item), in this order, with its smallest position and its earliest time."""
     items, times = numpy_column(impressions, "item_id"), numpy_column(impressions, "time_ms")
     order = np.lexsort((items, keys.of_impressions))
     requests, items = keys.of_impressions[order], items[order]

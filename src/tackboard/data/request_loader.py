@@ -308,7 +308,7 @@ class RequestWindow:
         hashing: HashConfig,
         choose: Choose,
     ) -> None:
-        """`deal` takes the number of tokens of each request. It returns the order of requests and each step's start."""
+        """`deal` takes each request's number of tokens. It returns the order of requests and where each step starts."""
         self._sequences = source.read(buckets)
         found = source.read_requests(buckets)
         self._requests = found.take(choose(found))
@@ -398,7 +398,7 @@ class RequestSteps(NumberedSteps[RequestBatch]):
         return keyed_random.bits(self._seed, DRAW_STREAM, requests.user_ids, requests.times)
 
     def _draw_of_request(self, number: int) -> np.uint64 | None:
-        """Returns the `number`-th smallest draw of these requests, or None if there are no more than `number`."""
+        """Returns the `number`-th smallest draw of these requests, or None if there are at most `number` requests."""
         draws = [
             self._draws(table)[self.chosen(table)]
             for bucket in range(self.source.num_buckets)
@@ -411,7 +411,7 @@ class RequestSteps(NumberedSteps[RequestBatch]):
 def count_tokens(
     source: RequestSource, choose: Choose, choice: Mapping[str, Any], *, quiet: bool = True
 ) -> tuple[NDArray[np.int64], int]:
-    """Returns the number of tokens in each bucket and in the largest request. They are counted once and stored.
+    """Returns the number of tokens in each bucket and in the largest request. The counts are made once and stored.
 
     `choice` holds all settings that decide which requests `choose` selects.
     """

@@ -43,7 +43,7 @@ class UserRanges:
         is_positive: NDArray[np.bool_],
         held_out: int,
     ) -> UserRanges:
-        """Holds out one positive event per user: the last if `held_out` is 1, the second last if 2; none if 0."""
+        """Holds out each user's last positive event if `held_out` is 1, the second last if it is 2, none if it is 0."""
         targets = np.full(len(user_ids), -1, dtype=np.int64)
         if held_out:
             targets = positive_from_last(offsets, is_positive, held_out)

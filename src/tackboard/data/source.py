@@ -253,7 +253,7 @@ def open_sequences(
     vocabulary: Vocabulary | None = None,
     features: Callable[[Vocabulary], FeatureSet] = standard_features,
 ) -> SequenceSource:
-    """Opens and verifies a dataset; a `Dataset` is already open. Empty `positive_actions` means all actions.
+    """Opens and verifies a dataset, unless it is already open. Empty `positive_actions` means all actions.
 
     `held_out` says which positive event of a user is held out, counted from the last: 1 for the test, 2 for validation;
     0 holds out nothing. `vocabulary` is the vocabulary of an existing model; its indices may differ from the indices of
@@ -282,7 +282,7 @@ def snapshot_path(lineage: Mapping[str, Any]) -> Path:
 
 
 def _since_event_before(events: EventTable) -> Column:
-    """Returns the seconds from the previous event of the user to each event; `NEVER` for a user's first event."""
+    """Returns the seconds between each event and the user's previous event, or `NEVER` for a user's first event."""
     times = events.times
     seconds = np.full(len(times), NEVER)
     seconds[1:] = (times[1:] - times[:-1]) / 1000.0

@@ -51,7 +51,7 @@ class Segments:
 def cut_segments(
     begins: NDArray[np.int64], ends: NDArray[np.int64], max_length: int, *, newest_only: bool = False
 ) -> Segments:
-    """Cuts each user's events [begin, end) into segments of `max_length` events; only the oldest may be shorter.
+    """Cuts each user's events [begin, end) into segments of `max_length` events; the oldest segment may be shorter.
 
     If `newest_only` is True, only the newest segment of each user is returned.
     """

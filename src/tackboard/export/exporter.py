@@ -40,7 +40,7 @@ def export_bundle(
 ) -> dict[str, Any]:
     """Writes the folder `bundle` from a checkpoint and returns a summary. An existing folder is not overwritten.
 
-    `tables` is fp32 or fp16. `code_file` is the code of a user's own model, or None if the operator did not name it.
+    `tables` is fp32 or fp16. `code_file` is the file of a user's own model, or None if the operator named no file.
     """
     if tables not in PRECISIONS:
         close = suggest(tables, PRECISIONS)

@@ -68,7 +68,7 @@ class RequestReader:
         self.history: dict[str, FeatureType] = {}
         """Columns of the history that the model reads."""
         self.attributes: dict[str, tuple[str, str, FeatureType]] = {}
-        """Maps the name of each attribute that the model reads, as requests have it, to (entity, column, type)."""
+        """Maps attribute names in requests to (entity, column, type), for all attributes that the model reads."""
         self.needs_user = False
         self._ranges: dict[str, tuple[Any, Any]] = {}
         for _, node in plan.sources():

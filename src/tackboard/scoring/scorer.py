@@ -63,11 +63,11 @@ class Scorer:
         return cls(signature, model, config.tables, features)
 
     def score(self, request: ScoreRequest) -> NDArray[np.float32]:
-        """Returns the scores of the candidates [C], in their order."""
+        """Returns the scores of the candidates [C], in the order of the candidates."""
         return self.score_features(self.compute_features(request), request.candidate_items)
 
     def compute_features(self, request: ScoreRequest) -> dict[str, Column]:
-        """Computes the features of a request that the model reads; training computed the same features in batch."""
+        """Computes the features of a request that the model reads; training computes the same features in batches."""
         columns = self._executor.compute(
             history=request.history,
             request_ms=request.request_ms,

@@ -46,11 +46,11 @@ class AdmissionConfig:
     """Limits on the number of waiting requests and on their time."""
 
     max_queue: int = 64
-    """Largest number of requests that wait for the model, besides the request that is being computed."""
+    """Largest number of requests that wait for the model, not counting the request being computed."""
     timeout_ms: int = 1000
     """Deadline in milliseconds of a request that asks for no timeout, counted from the arrival of its complete body."""
     max_timeout_ms: int = 60_000
-    """Longest deadline in milliseconds that a request may ask for; a longer deadline is shortened to this."""
+    """Longest deadline in milliseconds that a request may ask for; a longer deadline is shortened to this value."""
     stall_timeout_s: float = 120.0
     """If one computation takes more than this many seconds, the server reports that it is not live."""
 

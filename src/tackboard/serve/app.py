@@ -2,8 +2,8 @@
 
 The application ignores the content type, because some clients do not send it. Every answer that is not 200 is a JSON
 object with a sentence under the key `error`. An infer call is handled in this order: token, path, room in the queue,
-body, tensors (here if that is cheap, else in the parser's process), deadline, model, answer. Cheap checks come before
-expensive ones. Decided: the token guards every path, health calls and metrics included, so that no path can be
+body, tensors (parsed here if that is cheap, else in the parser's process), deadline, model, answer. Cheap checks come
+before expensive checks. Decided: the token guards every path, health calls and metrics included, so that no path can be
 forgotten.
 """
 
@@ -113,8 +113,8 @@ class Application:
         except RequestError as error:
             status, body, more = self._refuse(error, call, started_ns)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer
-            # This is a bug of ours. The client learns that the server failed, and the log says where. Neither repeats
-            # the request.
+            # This is a bug in the server. The answer says that the server failed, and the log says where. Neither of
+            # them repeats the request.
             bug = RequestError(500, "the server failed on this request")
             self.log.write(f"bug: {describe_error(error)}")
             status, body, more = self._refuse(bug, call, started_ns)
@@ -206,7 +206,7 @@ class Application:
             _let_go(body.chunks)
 
     async def _read_body(self, body: Body, headers: Headers, receive: Receive, held: list[int]) -> None:
-        """Fills `body` with medium pieces. Joining 64 MiB would block the loop, and so would a million tiny pieces.
+        """Fills `body` with pieces of medium size, because joining 64 MiB or keeping a million pieces blocks the loop.
 
         `held[0]` counts the bytes of this body, which also count for the limit on all bodies together.
         """

@@ -7,11 +7,11 @@ and the number of connections are also bounded. A connection that exceeds a limi
 to its earlier requests, and is closed.
 
 Decided: when there are too many connections, from one address or in total, the new connection is served and another
-connection is dropped. If one address has too many, the server drops a connection of this address; if there are too many
-in total, a connection of the address with the most connections. Of these it drops the connection that has waited
-longest for its client. So a client cannot displace clients with fewer connections. A connection whose request is being
-computed is never dropped. If nothing can be dropped, the new connection may ask for the server's health and gets 429
-for anything else.
+connection is dropped. If one address has too many connections, the server drops a connection of this address. If there
+are too many in total, it drops a connection of the address with the most connections. In both cases it drops the
+connection that has waited longest for its client. So a client cannot displace clients with fewer connections. A
+connection whose request is being computed is never dropped. If nothing can be dropped, the new connection may ask for
+the server's health and gets 429 for anything else.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ConnectionLimits:
     max_header_lines: int = 100
     """Largest number of header lines."""
     max_connections: int = 512
-    """Largest number of connections at a time. A further one displaces one that waits for its client, or gets 429."""
+    """Largest number of connections at a time. A new connection then displaces a waiting connection, or gets 429."""
     max_connections_per_address: int = 256
     """Largest number of connections of one client at a time: of one IPv4 address, or of one IPv6 network of 64 bits."""
     num_health_connections: int = 16
@@ -79,7 +79,7 @@ class _LimitError(Exception):
 
 
 class _Room:
-    """A group of connections with a common limit. `waiting` holds those that wait for their client, longest first."""
+    """Connections with a common limit. `waiting` holds those that wait for their client; the longest wait is first."""
 
     def __init__(self) -> None:
         self.num_inside = 0
@@ -337,7 +337,7 @@ class BoundedConnection(HttpToolsProtocol):
         return call in ("live", "server_ready")
 
     def _update_wait(self) -> None:
-        """Updates the room's `waiting`. A connection goes to its end after an answer and when a request begins."""
+        """Updates the room's `waiting`. After an answer and when a request begins, a connection moves to the end."""
         before, self._wait = self._wait, self._current_wait()
         if self.room is None or self._wait == before or (before, self._wait) == ("slow", "idle"):
             return

@@ -3,15 +3,15 @@
     candidate_item [C], history_item [S]        always
     history_time_ms [S]                         always; events are sorted by it
     history_action, history_surface [S]         if the features read them
-    history_<field> [S], candidate_<attribute> [C], user_<attribute> [1], context_<name> [1]      likewise
+    history_<field> [S], candidate_<attribute> [C], user_<attribute> [1], context_<name> [1]   if the features read them
     <name>_present                              for each tensor of the line above: false if a value is missing
     request_time_ms [1], user [1]               always accepted; required if the features read them
 
-Decided: a missing tensor gets the values that the importer writes for a missing column of a log (`RequestReader`).
-A tensor that this model does not read is accepted if the protocol or the training feature set knows
-its name, so that a client can send one request to several models. Such a tensor is skipped before it is decoded. An
-unknown name is refused, because it is usually a typo. The protocol has no tensor of lists, so each list is sent as JSON
-text. Names, datatypes and shapes are compared with what the model takes before any value is read (`check`).
+Decided: a missing tensor gets the values that the importer writes for a missing column of a log (`RequestReader`). A
+tensor that this model does not read is accepted if the protocol or the training feature set knows its name, so that a
+client can send one request to several models. The server does not decode this tensor. An unknown name is refused,
+because it is usually a typo. The protocol has no tensor of lists, so each list is sent as JSON text. `check` compares
+names, datatypes and shapes with the model's inputs before any value is read.
 """
 
 from __future__ import annotations

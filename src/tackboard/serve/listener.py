@@ -5,8 +5,8 @@ and logged at most once a second. If descriptors or memory ran out, the least us
 process itself had run out of descriptors, the drop is sure to help, and the next `accept` follows at once. Otherwise
 listening stops for a moment while established clients are served. Decided: each turn of the event loop accepts one
 connection. So a flood of connections does not delay the answers to other clients, and `accept` is called only if a
-client waits. If no client waits, Linux may still report a lack of descriptors, and a connection would be dropped for
-nothing.
+client waits. Without a waiting client, `accept` could still fail on Linux for lack of descriptors, and a connection
+would be dropped for nothing.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class ServeConfig:
     host: str = "127.0.0.1"
     """Address or name to listen on."""
     port: int = 8000
-    """TCP port; 0 takes a free one."""
+    """TCP port; 0 takes a free port."""
     token: str | None = None
     """Token that clients must send as `Authorization: Bearer …` on every path; None means that no token is needed."""
     insecure: bool = False
@@ -216,7 +216,7 @@ class _DrainingServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        # uvicorn would raise the signal again at the end, and the process would die of it instead of exiting with 0.
+        # uvicorn would raise the signal again at the end, and the signal would kill a process that must exit with 0.
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -231,7 +231,7 @@ class _DrainingServer(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def begin_drain(self) -> None:
-        """The first call begins the drain; the second ends it at once."""
+        """Begins the drain; a second call ends the drain at once."""
         owner = self.owner
         owner.admission.draining = True
         owner.telemetry.set_ready(ready=False)

@@ -35,7 +35,7 @@ _CANDIDATES = (1, 10, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
 
 @dataclass(slots=True)
 class TotalDuration:
-    """The number of times that something happened, and the total time in nanoseconds. Field names are Triton's."""
+    """Counts occurrences of one kind, and sums their durations in nanoseconds. The field names are Triton's."""
 
     count: int = 0
     ns: int = 0
@@ -60,7 +60,8 @@ class Timings:
 class Telemetry:
     """Counts the requests and connections of one served model.
 
-    `pending` returns the number of waiting requests; `feature_log` returns the number of requests by LOG_OUTCOMES.
+    `pending` returns the number of waiting requests. `feature_log` returns the number of requests for each outcome in
+    LOG_OUTCOMES.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class Telemetry:
         self._expired.labels(stage).inc()
 
     def closed(self, reason: str) -> None:
-        """Counts a connection that the server closed for a `reason`, one of CLOSED_REASONS."""
+        """Counts a connection that the server closed; `reason` is one of CLOSED_REASONS."""
         self._closed.labels(reason).inc()
 
     def accept_failed(self) -> None:

@@ -62,7 +62,7 @@ def check_datatype(name: str, datatype: object) -> str:
 
 
 def check_shape(name: str, shape: object, max_elements: int) -> tuple[int, ...]:
-    """Returns the shape. Raises 400 unless it is a list of integers from 0 with a product of at most `max_elements`."""
+    """Returns the shape. Raises 400 if a size is not an integer of 0 or more, or the product exceeds `max_elements`."""
     if not isinstance(shape, list) or any(type(size) is not int for size in shape):
         raise bad_request(f"tensor {shown(name)} needs a shape that is a list of integers")
     if len(shape) > MAX_RANK:
@@ -87,7 +87,7 @@ def check_size(name: str, datatype: str, shape: tuple[int, ...], num_bytes: int)
 
 
 def from_json(name: str, datatype: str, shape: tuple[int, ...], data: object) -> Tensor:
-    """Reads a tensor from JSON `data`, flat or nested row-major. Raises 400 if a value or their number is wrong."""
+    """Reads a tensor from JSON `data`, flat or nested row-major. Raises 400 if the values or their number are wrong."""
     flat = _flatten(name, data, len(shape))
     _check_count(name, len(flat), shape)
     kinds = set(map(type, flat))
