@@ -11,7 +11,7 @@ amount of data in flight, and repeats the work of a worker that dies. This is th
 
 Decided: a worker builds the shares of all trainers, so that a window is decoded once in the whole cluster, not once per
 trainer. Tensors travel as safetensors bytes in an Arrow column. Ray hands out the blocks, so each row names the trainer
-that must get it, and a trainer raises an error if it gets a row of another trainer.
+for which it was made, and a trainer raises an error if it gets a row of another trainer.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 `TrainingSteps` streams batches from disk, a window of buckets at a time. Work that costs more than a copy is done once
 per window: the columns of the history are computed, and distinct items are found and hashed to table rows. A batch is
 then a slice of each column (`batch.builder.PreparedHistories`). `stored_batch` makes a batch from any runs of events in
-memory; it is slow but simple. Evaluation uses it, and checks compare its batches with the batches of windows.
+memory; it is slow but simple. Evaluation uses `stored_batch`, and tests compare its batches with those of windows.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class DataConfig(StepsConfig):
     max_length: int = 64
     """Largest number of events in a training segment."""
     segments: str = "all"
-    """`all` trains on every event; `newest` trains on the newest max_length events of each user, as SASRec and HSTU do."""
+    """`all` trains on every event; `newest` trains on each user's newest max_length events, as SASRec and HSTU do."""
     uniform_negatives: int = 0
     """Number of items drawn uniformly from the catalogue for each step, as additional negatives. If the number is at
     least the size of the catalogue, the whole catalogue is taken, which makes an exact softmax possible."""

@@ -1,10 +1,10 @@
-"""Makes ranking batches of requests, with their candidates and labels and the history before each request.
+"""Makes ranking batches. A batch holds requests with their candidates and labels, and the history before each request.
 
 This module takes a labelled snapshot (requests.parquet and events.parquet, see request_layout.py) and returns numbered
 `RequestBatch`es. The history of a request is assembled when the request is read: the newest `max_history` events that
 had been received strictly before the request. A batch holds the history of a request once, whatever the number of
-candidates, and the table rows of each distinct item once. Only the device repeats computed results for each candidate.
-Every event of a request's history and every candidate of the request counts as one token.
+candidates, and the table rows of each distinct item once. The model repeats the result of a history for each candidate
+on the device. Every event of a request's history and every candidate of the request counts as one token.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A batch is computed from its step number alone, so the number of workers changes how soon windows are ready and never
 the content of a batch. Nearly all the work is done per window: the window is decoded, its features are computed, and
 its units are permuted. A batch is then a slice of the window. Memory depends on the windows, not on the size of the
-dataset. Decided: workers are threads, not processes. Arrow and NumPy let other threads run while they work, and no data
-has to be sent between processes.
+dataset. Decided: workers are threads, not processes, because Arrow and NumPy let other threads run while they work, and
+no data has to be sent between processes.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class OpenConnections:
     def enter(self, connection: BoundedConnection) -> None:
         """Puts a new connection into the room of its address, or else into the reserve. May drop another connection.
 
-        If neither has room, `connection.room` stays None.
+        If both are full and nothing can be dropped, `connection.room` stays None.
         """
         limits, own = self.limits, self._by_address.get(connection.address) or _Room()
         if (own.num_inside < limits.max_connections_per_address or own.drop_one()) and (

@@ -28,7 +28,7 @@ PLATFORM = "tackboard"
 
 
 class ServedModel:
-    """A scorer with a name and a version that takes the tensors of the protocol. `log` gets the computed features."""
+    """Wraps a scorer so that it takes the tensors of the protocol. `log`, if given, gets the computed features."""
 
     def __init__(
         self, scorer: Scorer, *, max_candidates: int, max_events: int = MAX_EVENTS, log: FeatureLog | None = None
@@ -99,7 +99,7 @@ class ServedModel:
         }
 
     def warm_up(self) -> None:
-        """Scores made-up requests of the smallest and a large size, so that no client pays for first-time work."""
+        """Scores small and large made-up requests, so that no client has to wait for work of the first requests."""
         for num_events, num_candidates in ((0, 1), (self.signature.max_history, min(1000, self.max_candidates))):
             for _ in range(2):
                 try:

@@ -2,7 +2,7 @@
 
 A body is JSON, or JSON followed by the raw bytes of its tensors. In the second case the header
 Inference-Header-Content-Length gives the length of the JSON. Content-Type is ignored, because the most used client
-sends none. A hostile body is refused here before it costs much. The checks cover the compression ratio, the number and
+sends none. A hostile body is refused before it costs much. The checks cover the compression ratio, the number and
 depth of JSON values, the number, ranks and shapes of tensors, sizes that do not add up, and names given twice. Decided:
 `open_infer` reads the declarations of a body and no tensor values; `OpenBody.read` reads the values after the caller
 has compared the declarations with the model. A request for a part of Triton that this server lacks (shared memory,

@@ -289,7 +289,7 @@ def take_port(config: ServeConfig) -> socket.socket:
 
 
 def fit_to_descriptors(limits: ConnectionLimits) -> ConnectionLimits:
-    """Returns the limits with no more connections than this process has descriptors for; reports a reduction."""
+    """Lowers the number of connections to what this process has descriptors for, and reports if it was lowered."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     # The lowest free descriptor; all descriptors below it are open.
     free = os.open(os.devnull, os.O_RDONLY)
