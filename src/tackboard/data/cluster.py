@@ -41,7 +41,7 @@ from tackboard.data.sequences import Sequences
 
 Steps = TrainingSteps | RequestSteps
 BLOCK_BYTES = 4 << 20
-"""A worker adds steps to a block until the block has this many bytes, because every block costs Ray milliseconds."""
+"""A worker adds steps to the blocks until the block of rank 0 has this many bytes; a block costs Ray milliseconds."""
 PREFETCHED_BLOCKS = 4
 """Number of blocks that are fetched to a trainer's machine before the trainer asks for them."""
 CONNECT_TIMEOUT_S = 5.0

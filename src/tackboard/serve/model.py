@@ -99,7 +99,7 @@ class ServedModel:
         }
 
     def warm_up(self) -> None:
-        """Scores small and large made-up requests, so that no client has to wait for work of the first requests."""
+        """Scores small and large made-up requests, so that no client has to wait for work that is done only once."""
         for num_events, num_candidates in ((0, 1), (self.signature.max_history, min(1000, self.max_candidates))):
             for _ in range(2):
                 try:
