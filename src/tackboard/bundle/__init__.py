@@ -1,1 +1,1 @@
-"""The format of a bundle, which is a model that can be served; a bundle can be verified without torch."""
+"""Defines the format of a bundle, which is a model ready to be served. A bundle can be verified without torch."""

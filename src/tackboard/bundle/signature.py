@@ -21,7 +21,7 @@ FORMAT_VERSION = 2
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Signature:
-    """A bundle's description. `models.description.describe_model` makes `model`; `tables` names the table files."""
+    """Describes a bundle. `models.description.describe_model` makes `model`; `tables` names the table files."""
 
     format_version: int
     name: str
@@ -50,7 +50,7 @@ def write_signature(folder: Path, signature: Signature) -> None:
 
 
 def read_bundle(folder: Path) -> Signature:
-    """Verifies every byte of a bundle and returns its signature. Needs no torch."""
+    """Verifies every byte of a bundle and returns its signature. This function does not need torch."""
     if (folder / "checkpoints").is_dir():
         raise DataError(
             f"{folder} is a run", allowed="allowed: a bundle", fix=f"make one: tackboard export {folder} --out BUNDLE"
@@ -72,7 +72,7 @@ def read_bundle(folder: Path) -> Signature:
 
 
 def _check_tables(path: Path, tables: dict[str, dict[str, Any]], files: list[str]) -> None:
-    """Raises CorruptFileError unless each table names its own file, and this file is part of the bundle."""
+    """Raises CorruptFileError if a table names a file that is not in the bundle, or the file of another table."""
     named = [table.get("file") for table in tables.values()]
     for file in named:
         if file not in files or named.count(file) > 1:

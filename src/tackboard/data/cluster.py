@@ -1,8 +1,8 @@
 """Prepares numbered steps on the CPUs of a Ray cluster and streams them to the trainers.
 
 This module takes a step plan, step numbers and a cluster. Any number of trainers get their (step number, batch) pairs,
-bit for bit the same as if one process had prepared them. Ray Data moves the work, keeps its order, bounds the amount in
-flight, and repeats the work of a worker that dies:
+bit for bit the same as if one process had prepared them. Ray Data distributes the work, keeps its order, limits the
+amount of data in flight, and repeats the work of a worker that dies. This is the path of the data:
 
     tasks        window 7 │ window 2 │ window 5     of the plan, each with the numbers of its steps
     workers      read a window, build every trainer's share of each of its steps
@@ -10,8 +10,8 @@ flight, and repeats the work of a worker that dies:
     trainers     block i goes to trainer i modulo the number of trainers, in order
 
 Decided: a worker builds the shares of all trainers, so that a window is decoded once in the whole cluster, not once per
-trainer. Tensors travel as safetensors bytes in an Arrow column. Ray chooses which trainer gets a block, so each row
-names its trainer, and a row for another trainer is an error.
+trainer. Tensors travel as safetensors bytes in an Arrow column. Ray hands out the blocks, so each row names the trainer
+for which it was made, and a trainer raises an error if it gets a row of another trainer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tackboard.data.sequences import Sequences
 
 Steps = TrainingSteps | RequestSteps
 BLOCK_BYTES = 4 << 20
-"""Steps are put into one block until a trainer's share reaches this size, because a block costs Ray milliseconds."""
+"""A worker adds steps to the blocks until the block of rank 0 has this many bytes; a block costs Ray milliseconds."""
 PREFETCHED_BLOCKS = 4
 """Number of blocks that are fetched to a trainer's machine before the trainer asks for them."""
 CONNECT_TIMEOUT_S = 5.0
@@ -66,9 +66,10 @@ class ClusterSteps:
         return iter(self.split(steps, num_workers, world_size=1)[0])
 
     def split(self, steps: Iterable[int], num_workers: int, world_size: int) -> list[StepShare]:
-        """Returns a share for each of `world_size` trainers, which all iterate at the same time; 0 workers count as 1.
+        """Returns one share of the batches for each of `world_size` trainers, which must all iterate at the same time.
 
-        A share can be sent to the Ray task or actor that trains. The share lives as long as the process that made it.
+        A share can be sent to the Ray task or actor that trains. It can be used as long as the process that called
+        `split` runs. If `num_workers` is 0, one worker prepares the batches.
         """
         import ray
 
@@ -90,7 +91,7 @@ class ClusterSteps:
             num_cpus=1,
         )
         dataset.context.execution_options.preserve_order = True
-        # Every row is larger than this, so every row becomes a block of its own.
+        # Every row is larger than one byte, so Ray makes a separate block of every row.
         dataset.context.target_max_block_size = 1
         dataset.context.enable_progress_bars = False
         shares = dataset.streaming_split(world_size)
@@ -98,7 +99,7 @@ class ClusterSteps:
 
 
 class StepShare:
-    """One trainer's batches: iterating gives (step number, batch)."""
+    """Holds the batches of one trainer. Iterating over this object yields (step number, batch)."""
 
     def __init__(self, blocks: Any, numbers: list[int], rank: int) -> None:
         """`blocks` is a ray.data.DataIterator."""
@@ -132,16 +133,16 @@ class StepShare:
 
 
 class StepWorker:
-    """Runs in a worker process of the cluster. Ray creates one object per worker and calls it with a window's steps."""
+    """Prepares batches in a worker process. Ray creates one object per worker and calls it with a window's steps."""
 
     def __init__(self, steps: Any, world_size: int) -> None:
-        """`steps` is Ray's reference to the steps."""
+        """`steps` is a Ray object reference to the numbered steps."""
         self._reference = steps
         self._world_size = world_size
         self._shares: list[Steps] = []
 
     def __call__(self, task: pa.Table) -> Iterator[pa.Table]:
-        # Opened here and not in `__init__`, where an error would reach the trainer only as a dead worker.
+        # The steps are opened here, because an error in `__init__` would reach the trainer only as a dead worker.
         if not self._shares:
             import ray
 
@@ -159,7 +160,7 @@ class StepWorker:
             yield from _rows_of(numbers, batches)
 
     def open(self, steps: Steps) -> None:
-        """Prepares a copy of `steps` for every rank. DataError if this machine does not see the same snapshot."""
+        """Prepares a copy of `steps` for every rank. Raises DataError if this machine lacks the trainer's snapshot."""
         check_same_snapshot(steps)
         source: Any = SharedReads(steps.source)
         for rank in range(self._world_size):
@@ -169,7 +170,7 @@ class StepWorker:
 
 
 class SharedReads:
-    """A source that keeps the sequences it read last, so that the shares of all ranks are cut from one read."""
+    """A source that keeps the sequences of its last read, so that the shares of all ranks need only one read."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
@@ -187,7 +188,7 @@ class SharedReads:
 
 
 def join_cluster(address: str) -> None:
-    """Connects this process to a Ray cluster, unless it is part of one already."""
+    """Connects this process to a Ray cluster, unless the process is already connected to a cluster."""
     try:
         import ray
         import ray.data
@@ -199,7 +200,7 @@ def join_cluster(address: str) -> None:
         return
     try:
         if address != "auto":
-            # A quick check first, because Ray itself would try for minutes.
+            # This quick check comes first, because Ray itself would try to connect for minutes.
             host, _, port = address.rpartition(":")
             socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
@@ -212,7 +213,7 @@ def join_cluster(address: str) -> None:
 
 
 def tasks_of(steps: Steps, numbers: list[int]) -> list[list[int]]:
-    """Splits `numbers`, in the order given, wherever the window changes."""
+    """Splits step numbers into tasks, without changing their order. A task holds successive steps of one window."""
     return [list(task) for _, task in itertools.groupby(numbers, key=lambda step: steps.plan.locate(step)[:2])]
 
 
@@ -231,7 +232,7 @@ def check_same_snapshot(steps: Steps) -> None:
 
 
 def batch_to_bytes(batch: Batch) -> bytes:
-    """Writes a batch as safetensors: its tensors by number, and a JSON outline that says where each tensor belongs."""
+    """Writes a batch as safetensors. Its tensors are numbered, and a JSON outline says where each tensor belongs."""
     tensors: list[torch.Tensor] = []
     outline = bytearray(json.dumps(_outline(batch, tensors)).encode())
     named = {str(number): tensor.contiguous() for number, tensor in enumerate(tensors)}
@@ -275,7 +276,7 @@ def _rows_of(numbers: list[int], tensors: list[list[bytes]]) -> Iterator[pa.Tabl
 
 
 def _for_workers(steps: Steps) -> Steps:
-    """Returns a copy that another machine can use: the dataset's path is absolute, and the catalogue is left out."""
+    """Returns a copy of `steps` for other machines, with an absolute path of the dataset and without the catalogue."""
     sent, source = copy.copy(steps), copy.copy(steps.source)
     source.dataset = dataclasses.replace(source.dataset, path=source.dataset.path.resolve())
     vars(source).pop("catalogue", None)

@@ -1,8 +1,8 @@
-"""The settings that the two data configs share: the place of the data, the numbered steps, the held-out users.
+"""Defines the settings that both data configs share: the dataset, the numbered steps and the held-out users.
 
-A data config leads from a dataset to numbered steps: `open` returns the source, and `steps` returns the numbered
-batches of one part of its users. The id of a user alone decides the part, so the same user is in the same part of every
-snapshot, on every machine, whatever else changes:
+A data config turns a dataset into numbered steps. Its method `open` returns the source, and `steps` returns the
+numbered batches of one part of the source's users. Only the id of a user decides the part, so a user is in the same
+part in every snapshot and on every machine:
 
     draw of the user's id   0 ──── validation_share ──── + test_share ──────────────── 1
                               validation               test              train
@@ -30,7 +30,7 @@ from tackboard.features.feature_set import FeatureSet
 
 Part = Literal["train", "validation", "test"]
 PART_STREAM = 41
-"""Random stream of the draw of parts, separate from all other uses of a seed."""
+"""Random stream that assigns users to parts, separate from all other uses of a seed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class StepsConfig(abc.ABC):
         check(is_address, "data.ray_address", self.ray_address, "HOST:PORT, auto, or empty")
 
     def at(self, lineage: Mapping[str, Any]) -> Self:
-        """Returns this config for the snapshots that `SequenceSource.lineage` recorded, even if newer ones exist."""
+        """Returns this config with the snapshots of a `SequenceSource.lineage`, even if newer snapshots exist."""
         return dataclasses.replace(self, dataset=str(snapshot_path(lineage)))
 
     @abc.abstractmethod
@@ -71,7 +71,7 @@ class StepsConfig(abc.ABC):
         dataset: Any = None,
         vocabulary: Vocabulary | None = None,
     ) -> SequenceSource:
-        """Opens and verifies the config's dataset, or `dataset` if given; `features` returns the model's features."""
+        """Opens and verifies `dataset`, or the config's dataset if None. `features` returns the model's features."""
 
     @abc.abstractmethod
     def steps(

@@ -1,7 +1,6 @@
 """Counts what deduplication saves: the bytes and rows of batches of requests, with and without deduplication.
 
-Without deduplication a loader would carry a copy of the history for every candidate, and look up every item of every
-copy.
+Without deduplication a loader would copy the history for every candidate, and look up every item of every copy.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from tackboard.batch import RequestBatch
 
 @dataclasses.dataclass
 class DeduplicationCounters:
-    """Sums over batches of requests. Fields that end in `_flat` count what one row per candidate would need."""
+    """Sums over batches of requests. Fields with the suffix `_flat` hold the counts without deduplication."""
 
     num_requests: int = 0
     num_candidates: int = 0
@@ -22,7 +21,7 @@ class DeduplicationCounters:
     history_bytes: int = 0
     """Bytes copied to the device for histories and their items; they grow with the number of requests."""
     candidate_bytes: int = 0
-    """Bytes copied for candidates, each with the place of its id, a position, a weight, labels and features."""
+    """Bytes copied to the device for candidates: the item's index, position, weight, labels and features of each."""
     rows: int = 0
     """Number of table rows looked up: one for each distinct item and hash function."""
     history_bytes_flat: int = 0

@@ -1,8 +1,8 @@
-"""Counts what a step plan must know about a dataset: the tokens per bucket, and the positives of each item.
+"""Counts the tokens of each bucket, for the step plan, and the positive events of each item, for the loss.
 
-The counts come from one pass over the users, actions, items and times of the events, one bucket at a time. Their size
-grows with the number of buckets and items, not with the number of events. They are stored for the next run over the
-same snapshot with the same settings:
+The counts come from one pass over the users, actions, items and times of the events, one bucket at a time. The size of
+the counts grows with the number of buckets and items, not with the number of events. The counts are stored, so that the
+next run over the same snapshot with the same settings can read them:
 
     datasets/<name>/index/<snapshot>/<settings>/   bucket_tokens · item_counts · MANIFEST.json
 
@@ -40,7 +40,7 @@ from tackboard.features.entity_tables import find_ids
 
 KIND = "training index"
 VERSION = 1
-"""Version of the counts. Raise it if a change of the code gives other numbers for the same settings."""
+"""Version of the stored counts. Raise the version if a change of the code gives other counts for the same settings."""
 LONG = 4_000_000
 """A pass over at least this many events shows its progress."""
 
@@ -53,7 +53,7 @@ class ItemFrequencies:
         total = max(1, int(counts.sum()))
         self._ids = item_ids
         self._log_share = np.log(counts / total).astype(np.float32)
-        # An item that is never a positive counts as half an event.
+        # An item without positive events counts as if it had half a positive event.
         self._log_unseen = np.float32(np.log(0.5 / total))
 
     @classmethod
@@ -81,7 +81,7 @@ class TrainingIndex:
 
 @dataclasses.dataclass(frozen=True)
 class IndexCounts:
-    """An index as it is stored: arrays of whole numbers, and single whole numbers."""
+    """Holds the content of a stored index: arrays of whole numbers, and single whole numbers."""
 
     arrays: dict[str, NDArray[np.int64]]
     figures: dict[str, int]
@@ -95,7 +95,7 @@ def index_training(
     users: PartOfUsers | None = None,
     quiet: bool = True,
 ) -> TrainingIndex:
-    """Counts a dataset once and stores the counts. Raises DataError if there is no positive event to train on.
+    """Returns the counts of a dataset, stored or new. Raises DataError if there is no positive event to train on.
 
     `users` says whose events count; None means all users.
     """
@@ -129,7 +129,7 @@ def counted_once(
     count: Callable[[], IndexCounts],
     fits: Callable[[IndexCounts], bool],
 ) -> IndexCounts:
-    """Returns the result of `count`, which is stored for the next run with these settings over the same files.
+    """Returns the stored counts of these settings and files. If there are none, calls `count` and stores its result.
 
     `settings` must hold everything that decides the counts. `fits` says whether stored counts fit this dataset.
     """
@@ -143,7 +143,7 @@ def counted_once(
 
 
 def _place(source: SequenceSource, settings: Mapping[str, Any]) -> Path | None:
-    """Returns the folder of the index of these settings; None if the snapshot has no folder for indices."""
+    """Returns the folder of the index for these settings, or None if the snapshot has no folder for indices."""
     folder = index_folder(source.dataset.path)
     files = {entry["name"]: entry["sha256"] for entry in source.dataset.manifest["files"]}
     everything = {"version": VERSION, "files": files, **settings}
@@ -174,7 +174,7 @@ def _fits(counts: IndexCounts, source: SequenceSource, max_length: int) -> bool:
 
 
 def _keep(place: Path, counts: IndexCounts) -> None:
-    """Stores an index for the next run. A failure is not an error: another run may have been faster, for example."""
+    """Stores an index for the next run. Errors are ignored; for example, another run may have stored it already."""
     with contextlib.suppress(OSError, TackboardError):
         if place.exists():
             remove_directory(place)
@@ -189,13 +189,13 @@ def _pass_over(
 ) -> IndexCounts:
     """Counts tokens and positives in one pass over the events."""
     tokens = np.zeros(source.num_buckets, dtype=np.int64)
-    # Counted by position in the catalogue, so the array has its final size from the start.
+    # The index of an item in `counts` is its position in the catalogue, so `counts` has its final size from the start.
     counts = np.zeros(len(source.catalogue), dtype=np.int64)
     num_segments, longest = 0, 0
     num_events = source.dataset.num_events
     with Progress("indexing", total=num_events, unit="events", quiet=quiet or num_events < LONG) as progress:
         for bucket in range(source.num_buckets):
-            # Times are read only to check their order: a history that is not sorted by time would train on the future.
+            # Times are read only to check their order, because training on an unsorted history would see the future.
             table = source.read_columns(source.spans_of([bucket]), ["user_id", "action", "item_id", "time_ms"])
             source.dataset.layout.check_users(bucket, numpy_column(table, "user_id"), source.dataset.path)
             found = source.ranges_of_users(table)
@@ -229,7 +229,7 @@ def _pass_over(
 
 
 def _count(catalogue: NDArray[np.int64], counts: NDArray[np.int64], item_ids: NDArray[np.int64]) -> bool:
-    """Adds the occurrences in `item_ids` to `counts`. Returns False if the catalogue lacks one of the items."""
+    """Adds the number of occurrences of each item to `counts`. Returns False if the catalogue lacks an item."""
     found = pc.value_counts(pa.array(item_ids))
     places = find_ids(catalogue, found.field("values").to_numpy())
     if (places < 0).any():

@@ -1,20 +1,20 @@
-"""This module labels impressions from events: every impression gets, for each action, 1, 0 or not known yet.
+"""Labels impressions from events. For each action, the label of an impression is 1, 0 or not known yet.
 
 These are the rules (docs/labels.md has an example):
 
-    joined        an action counts for the impression of its user, request and item, if
+    joined        an action is joined to the impression with the same user, request and item if
                   0 <= time of the action - time of the impression <= the action's window
     repeated      several joined actions of one impression make one positive
     late          an action after its window makes no positive
     early         an action before its impression makes no positive
-    not shown     an action whose request did not show its item makes no positive
+    not shown     an action on an item that its request did not show makes no positive
     negative      the window closed before the end of the log, and no action was joined
-    unknown       the window is open at the end of the log, and no action was joined yet: not positive, not negative
+    unknown       the window is still open at the end of the log, and no action was joined yet
 
-The end of the log is its largest received_ms, apart from times more than a day in the future. A window is closed if the
-end of the log lies after the last millisecond of the window. An item that a request showed twice is one impression,
-with the smallest position and the earliest time. Every action and impression that these rules set aside is counted. The
-work is done one bucket of users at a time, so memory does not grow with the log.
+The end of the log is the largest received_ms that is not more than a day in the future. A window is closed if the end
+of the log lies after the last millisecond of the window. An item that a request showed twice is one impression, with
+the smallest position and the earliest time. Every action and impression that these rules leave out is counted. The work
+is done one bucket of users at a time, so memory does not grow with the log.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tackboard.events.impressions import NO_POSITION, common_codes, positions_of
 from tackboard.events.schema import NAMES, encode, numpy_column
 
 UNKNOWN = -1
-"""Stands in arrays for a label that is not known yet; in files the label is null."""
+"""Value in arrays for a label that is not known yet; files have null instead."""
 UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 MAX_WINDOW_MS = 36_500 * UNITS_MS["d"]
 _WINDOW = re.compile(r"(\d{1,15})(ms|s|m|h|d)")
@@ -48,7 +48,7 @@ Ints = NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True)
 class Label:
-    """One action, and how long after an impression the action counts."""
+    """An action, and the time after an impression within which the action counts."""
 
     action: str
     window_ms: int
@@ -66,14 +66,14 @@ class LabelConfig:
     labels: tuple[Label, ...]
     """One or more actions with their windows, sorted by action."""
     shown: str | None = None
-    """Action that means that an item was shown; None if the dataset has impressions of its own."""
+    """Action that means that an item was shown; None if the dataset has impressions.parquet."""
     negatives: int | None = None
     """Largest number of negatives to keep per request, drawn at random; None keeps all."""
     seed: int = 0
     """Seed of the draw of negatives."""
 
     def __post_init__(self) -> None:
-        # Sorted, so that the same labels in another order make the same snapshot.
+        # The labels are sorted, so that the same labels in another order make the same snapshot.
         object.__setattr__(self, "labels", tuple(sorted(self.labels, key=lambda label: label.action)))
         actions = [label.action for label in self.labels]
         if not actions:
@@ -110,8 +110,8 @@ def parse_label(text: str) -> Label:
 class LabelCounts:
     """Counts of a label. The first three fields count impressions before negatives are drawn; the others count actions.
 
-    Every action of the label is counted once: in `positives` if it is the first that is joined to its impression, else
-    in one of the last five fields.
+    Every event with the label's action is counted once. An event that is the first to be joined to its impression is
+    counted in `positives`, and any other event in one of the last five fields.
     """
 
     positives: int = 0
@@ -143,7 +143,7 @@ class LabelJobCounts:
 
 
 def requests_schema(labels: Sequence[Label], request_type: pa.DataType) -> pa.Schema:
-    """The columns of requests.parquet."""
+    """Returns the schema of requests.parquet."""
     fields = [
         ("request", request_type),
         ("user_id", pa.int64()),
@@ -159,11 +159,11 @@ def requests_schema(labels: Sequence[Label], request_type: pa.DataType) -> pa.Sc
 def label_bucket(
     config: LabelConfig, impressions: pa.Table, events: pa.Table, end_ms: int, counts: LabelJobCounts
 ) -> pa.Table:
-    """Returns requests with labelled candidates, sorted by (user_id, time_ms, request), and adds to `counts`.
+    """Returns requests with labelled candidates, sorted by (user_id, time_ms, request), and updates `counts`.
 
     `impressions` has the columns `impressions.COLUMNS`, and every row has a request. `events` has user_id, item_id,
-    time_ms, request, action and surface, in the order of the dataset. Both tables hold all rows of the same users. The
-    candidates of a request are sorted by position, then by time.
+    time_ms, request, action and surface, in the order of the dataset. Both tables belong to the same users and hold all
+    rows of these users. The candidates of a request are sorted by position, then by time.
     """
     keys = RequestKeys(impressions, events)
     shown = _distinct(impressions, keys)
@@ -207,7 +207,7 @@ def label_bucket(
 
 
 class RequestKeys:
-    """Numbers the requests of impressions and events, sorted by (user, request); -1 marks an event without one."""
+    """Numbers the distinct requests in the order of (user, request). The number of an event without a request is -1."""
 
     def __init__(self, impressions: pa.Table, events: pa.Table) -> None:
         of_impressions, of_events = common_codes(impressions["request"], events["request"])
@@ -219,7 +219,7 @@ class RequestKeys:
 
 @dataclasses.dataclass(frozen=True)
 class _Shown:
-    """M distinct impressions. `request` holds numbers of `RequestKeys`; `row` holds row numbers of `impressions`."""
+    """Holds M distinct impressions. `request` has numbers of `RequestKeys`; `row` has row numbers of `impressions`."""
 
     user: Ints
     request: Ints
@@ -234,7 +234,7 @@ class _Shown:
 
 
 def _distinct(impressions: pa.Table, keys: RequestKeys) -> _Shown:
-    """Returns one impression per request and item, sorted by both, with its smallest position and earliest time."""
+    """Returns one impression per (request, item), in this order, with its smallest position and its earliest time."""
     items, times = numpy_column(impressions, "item_id"), numpy_column(impressions, "time_ms")
     order = np.lexsort((items, keys.of_impressions))
     requests, items = keys.of_impressions[order], items[order]
@@ -298,8 +298,8 @@ def _draw_negatives(
 ) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
     """Returns which candidates to keep, and their weights. A request keeps the `most` negatives with the smallest draw.
 
-    The weight of a kept negative is the number of negatives per kept negative, so that the total weight of a request's
-    negatives stays the same.
+    The weight of a kept negative is the number of the request's negatives divided by the number of kept negatives. So
+    the total weight of a request's negatives stays the same.
     """
     keep, weight = ~negative, np.ones(len(negative), dtype=np.float32)
     chosen = np.flatnonzero(negative)
@@ -313,7 +313,7 @@ def _draw_negatives(
 
 
 def first_of_requests(values: pa.Array, requests: Ints, wanted: Ints) -> pa.Array:
-    """Returns the value of the first event of each `wanted` request (a number of RequestKeys), or null."""
+    """Returns, for each request number in `wanted`, the value of the request's first event, or null without events."""
     known, first = np.unique(requests, return_index=True)
     place = np.minimum(np.searchsorted(known, wanted), max(len(known) - 1, 0))
     if not len(known):

@@ -1,9 +1,9 @@
-"""Pretraining batches: segments of histories, by step number (see steps.py).
+"""Makes pretraining batches from segments of histories. Each batch has a step number (see steps.py).
 
 `TrainingSteps` streams batches from disk, a window of buckets at a time. Work that costs more than a copy is done once
-per window: the columns of the history are computed, and distinct items are found and hashed to rows. A batch is then a
-slice of each column (`batch.builder.PreparedHistories`). `stored_batch` makes a batch from any runs of events in
-memory. Evaluation uses `stored_batch`, and checks compare its slow but simple batches with the batches of windows.
+per window: the columns of the history are computed, and distinct items are found and hashed to table rows. A batch is
+then a slice of each column (`batch.builder.PreparedHistories`). `stored_batch` makes a batch from any runs of events in
+memory; it is slow but simple. Evaluation uses `stored_batch`, and tests compare its batches with those of windows.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class DataConfig(StepsConfig):
     max_length: int = 64
     """Largest number of events in a training segment."""
     segments: str = "all"
-    """`all` trains on every event; `newest` only on each user's newest max_length events, as SASRec and HSTU do."""
+    """`all` trains on every event; `newest` trains on each user's newest max_length events, as SASRec and HSTU do."""
     uniform_negatives: int = 0
     """Number of items drawn uniformly from the catalogue for each step, as additional negatives. If the number is at
     least the size of the catalogue, the whole catalogue is taken, which makes an exact softmax possible."""
@@ -92,9 +92,9 @@ class DataConfig(StepsConfig):
 
 
 class Window:
-    """Segments in the order in which they are read; step p of the window has the segments bounds[p]:bounds[p + 1].
+    """Holds the segments of a window in the order of its steps. Step p has the segments bounds[p]:bounds[p + 1].
 
-    If `negatives` is given, each batch also gets the uniform negatives of (`key`, step).
+    If `negatives` is given, each batch also gets uniform negatives, which `key` and the step determine.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Window:
         self._segments, self._bounds, self._negatives, self._key = segments, bounds, negatives, key
 
     def batch(self, place: int) -> SequenceBatch:
-        """Returns the batch of the window's step number `place`, from 0."""
+        """Returns the batch of step `place` of this window, counted from 0."""
         batch = self._segments.batch(int(self._bounds[place]), int(self._bounds[place + 1]))
         return batch if self._negatives is None else self._negatives.add(batch, *self._key, place)
 
@@ -151,7 +151,7 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
     def load_window(self, epoch: int, number: int) -> BatchWindow[SequenceBatch]:
         """Reads the segments of a window's buckets, or this rank's share of them, in the order of the epoch."""
         if self.plan.num_windows == 1:
-            # Read and computed once and not in every epoch; otherwise a GPU would wait longer than it trains.
+            # The only window is prepared once and not in every epoch; otherwise a GPU would wait longer than it trains.
             lengths = np.diff(self._whole.offsets)
             mine, bounds = self.plan.deal(epoch, number, lengths, self.rank, self.world_size)
             prepared = self._whole.in_order(mine)
@@ -162,7 +162,7 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
         return Window(prepared, bounds, self._negatives, (epoch, number))
 
     def _prepare(self, sequences: Sequences, segments: Segments) -> PreparedHistories:
-        """Prepares segments of some sequences, laid end to end, to cut batches from them."""
+        """Lays segments of `sequences` end to end and prepares them, so that batches can be cut from them."""
         events = ranges(segments.starts, segments.lengths)
         return PreparedHistories(
             history=sequences.histories_of(events, offsets_of(segments.lengths)),
@@ -211,11 +211,11 @@ def stored_batch(
     hashing: HashConfig,
     frequencies: ItemFrequencies | None = None,
 ) -> SequenceBatch:
-    """Makes a batch of B runs of stored events: `lengths` events from index `starts` on, of the user at index `users`.
+    """Makes a batch of B runs of stored events. Run b has lengths[b] events from index starts[b] on, of user users[b].
 
     With `frequencies` the batch is for a loss: it has the positive events, the shares of the items, and the features of
-    the request before every event. Without `frequencies` the batch is the one that a server would build, with the
-    features of the single request that follows the history. So evaluation sees only what a request holds.
+    the request before every event. Without `frequencies` the batch equals the batch that a server would build, with the
+    features of the single request that follows the history. So evaluation sees only data that a server would see.
     """
     events = ranges(starts, lengths)
     requests = events if frequencies else ends_of_history(sequences, users)
@@ -230,5 +230,5 @@ def stored_batch(
 
 
 def ends_of_history(sequences: Sequences, users: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the event whose request ends each user's history: the held-out event if there is one, else the last."""
+    """Returns the index of each user's held-out event, or of the user's last event if none is held out."""
     return np.minimum(sequences.train_ends[users], sequences.offsets[1:][users] - 1)

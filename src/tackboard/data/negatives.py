@@ -1,11 +1,11 @@
-"""Negatives drawn uniformly from the catalogue, in addition to the items of a batch.
+"""Draws negatives uniformly from the catalogue, in addition to the items of a batch.
 
 This module takes a batch with the distinct items of its events and returns the same batch with additional items.
 Popular items fill a batch, so most items are hardly ever in a batch; a uniform draw reaches all items. Each draw is a
 function of (seed, epoch, window, place), so all ranks and a resumed run draw the same items. Decided: K draws from V
-items are made with replacement, and repeats are dropped. A loss needs the probability that an item is drawn at all,
-which is exactly 1 − (1 − 1/V)^K. If K is V or more, the whole catalogue is taken, which makes an exact softmax
-possible.
+items are made with replacement, and repeats are dropped. A loss needs the probability that an item is drawn at least
+once; this probability is exactly 1 − (1 − 1/V)^K. If K is V or more, the whole catalogue is taken, which makes an exact
+softmax possible.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tackboard.core import keyed_random
 from tackboard.data.index import ItemFrequencies
 
 NEGATIVE_STREAM = 13
-"""Random stream of these draws, separate from all other uses of the seed."""
+"""Random stream of the draws of negatives, separate from all other uses of the seed."""
 
 
 class UniformNegatives:

@@ -1,6 +1,6 @@
 """Brings batches to the device before they are needed.
 
-On a GPU a thread makes the next batch and copies it from pinned memory on a CUDA stream of its own, while the GPU
+On a GPU a thread makes the next batch and copies it from pinned memory on a separate CUDA stream, while the GPU
 computes with the current batch. A thread is needed because a trainer that reads its loss every step waits for the GPU.
 Without the thread, the trainer would begin to make the next batch only after that wait. On a CPU there is nothing to
 copy, and batches pass through.
@@ -43,6 +43,6 @@ def on_device(batches: Iterable[tuple[int, Batch]], device: torch.device) -> Ite
             current = torch.cuda.current_stream(device)
             current.wait_event(event)
             for tensor in copied.tensors():
-                # Its memory may be reused for a later copy only when the current stream is done with the tensor.
+                # The memory of a tensor may be reused for a later copy only when the current stream is done with it.
                 tensor.record_stream(current)
             yield number, copied

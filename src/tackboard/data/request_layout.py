@@ -1,13 +1,13 @@
-"""The request-grouped layout: takes a dataset and label rules, and writes a new snapshot with requests.parquet.
+"""Writes the request-grouped layout: a new snapshot of a dataset, with labelled requests in requests.parquet.
 
     requests.parquet   one row per request: request, user_id, time_ms, surface, and its candidates in lists of
                        equal length: item_id, position, weight, label_<action> (1, 0, null = not known yet)
-    labels.json        the rules, the SHA-256 of the files that they were applied to, and the counts
+    labels.json        the rules, the SHA-256 of the files that the labels were made from, and the counts
     layout.json        gains `requests`: the rows of requests.parquet that belong to each bucket
 
 The history of a user is stored once in events.parquet, however many requests and candidates refer to it. Requests are
 sorted by (user_id, time_ms, request), so that a bucket's requests belong to the users of the same bucket of events.
-Decided: the history of a request is assembled when it is read, and never stored per request.
+Decided: the history of a request is assembled when the request is read, and never stored per request.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class Labelled:
 def label_dataset(dataset: Dataset, config: LabelConfig, *, quiet: bool = False) -> Labelled:
     """Makes a new snapshot of `dataset` with labelled requests, and points `latest` at the new snapshot.
 
-    `dataset` must be the newest snapshot. If it already has exactly these labels, no snapshot is made. Labels that were
-    made by other rules are replaced. Wrong rules raise UsageError, a dataset without impressions raises DataError.
-    After an error or a kill, the old snapshot stays in use.
+    `dataset` must be the newest snapshot. If `dataset` already has exactly these labels, no snapshot is made. Labels
+    that were made by other rules are replaced. Wrong rules raise UsageError, and a dataset without impressions raises
+    DataError. After an error or a kill, the old snapshot stays in use.
     """
     check_newest(dataset)
     for label in config.labels:
@@ -129,7 +129,7 @@ def _inputs(dataset: Dataset) -> dict[str, str]:
 def _write_rows(
     dataset: Dataset, config: LabelConfig, impressions: Impressions, end_ms: int, path: Path, progress: Progress
 ) -> tuple[Layout, LabelJobCounts]:
-    """Writes requests.parquet bucket by bucket, each as one row group, or as several if the bucket is very large."""
+    """Writes requests.parquet bucket by bucket. A bucket is one row group, or several if the bucket is very large."""
     reach(f"{REQUESTS}:before-write")
     stored = pq.read_schema(dataset.events_path)
     names = ["item_id", "time_ms", "request", "action", "surface"]

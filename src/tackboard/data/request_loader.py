@@ -1,10 +1,10 @@
-"""Ranking batches by step number: requests with their candidates and labels, and the history before each request.
+"""Makes ranking batches. A batch holds requests with their candidates and labels, and the history before each request.
 
-This module takes a labelled snapshot (requests.parquet beside events.parquet, see request_layout.py) and returns
-numbered `RequestBatch`es. The history of a request is assembled when the request is read: the newest `max_history`
-events that had been received strictly before the request. A batch holds the history of a request once, whatever the
-number of candidates, and the table rows of each distinct item once. Results computed from them are repeated for each
-candidate, on the device only. The tokens of a request are the events of its history and its candidates.
+This module takes a labelled snapshot (requests.parquet and events.parquet, see request_layout.py) and returns numbered
+`RequestBatch`es. The history of a request is assembled when the request is read: the newest `max_history` events that
+had been received strictly before the request. A batch holds the history of a request once, whatever the number of
+candidates, and the table rows of each distinct item once. The model repeats the result of a history for each candidate
+on the device. Every event of a request's history and every candidate of the request counts as one token.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class RequestConfig(StepsConfig):
         return dataclasses.replace(data, judged_on=str(snapshot_path(judged)))
 
     def users(self, part: Part) -> PartOfUsers:
-        """Returns the users of a part, within the dataset from which the part is read."""
+        """Returns the rule that selects the users of a part in the dataset from which the part is read."""
         if part == "train" and self.judged_on:
             return PartOfUsers()
         return PartOfUsers(part, self.validation_share, self.test_share)
@@ -129,9 +129,9 @@ class RequestConfig(StepsConfig):
 
 @dataclasses.dataclass(frozen=True)
 class RequestTable:
-    """R requests with C candidates in all; candidates offsets[r]:offsets[r + 1] belong to request r.
+    """Holds R requests with C candidates in total. Candidates offsets[r]:offsets[r + 1] belong to request r.
 
-    A label is 1, 0, or -1 if it is not known yet. `ids` holds the request ids, or None if nothing is looked up by them.
+    A label is 1, 0, or -1 if it is not known yet. `ids` holds the request ids, or is None if no feature needs them.
     """
 
     ids: pa.Array | None
@@ -181,7 +181,7 @@ class RequestTable:
 
 
 class RequestSource(SequenceSource):
-    """A labelled snapshot: its events, its requests, and the features that a model reads of both."""
+    """Reads a labelled snapshot: its events, its requests, and the features of both that a model reads."""
 
     def __init__(
         self,
@@ -206,14 +206,14 @@ class RequestSource(SequenceSource):
         self.max_history = config.max_history
         self._config = config
         self.request_counters = ReadCounters()
-        """Counts what was read of the requests; `counters` counts what was read of the events."""
+        """Counts the rows and bytes that were read of the requests; `counters` does the same for the events."""
         others = [name for name in self.features.plan.features if name != HISTORY]
         self._plan = self.features.plan.trimmed(others) if others else None
         self._of_entities = load_entities(dataset, self._plan) if self._plan is not None else (None, None)
 
     @functools.cached_property
     def judge(self) -> RequestSource:
-        """The requests of data.judged_on, with the vocabulary and features of this source; opened once."""
+        """The source of the dataset data.judged_on, with this source's vocabulary and features. It is opened once."""
         config = dataclasses.replace(self._config, dataset=self._config.judged_on, judged_on="")
         return RequestSource(config, vocabulary=self.vocabulary, features=lambda _names: self.features)
 
@@ -237,7 +237,7 @@ class RequestSource(SequenceSource):
             return RequestTable.from_arrow(table, self.labels)
 
     def compute(self, sequences: Sequences, requests: RequestTable) -> dict[str, Column]:
-        """Computes every feature except the history: a value per request or per candidate, as its level says."""
+        """Computes all features except the history; each has one value per request, or one value per candidate."""
         if self._plan is None:
             return {}
         rows = RequestRows(
@@ -253,7 +253,7 @@ class RequestSource(SequenceSource):
         return columns
 
     def _contexts(self, plan: Plan, requests: RequestTable) -> dict[str, Column]:
-        """Returns the context of each request, which is the context of its first event that has one."""
+        """Returns the context of each request, taken from the request's first event that has a context."""
         if requests.ids is None or not self.dataset.has_context:
             return {}
         buckets = np.unique(self.dataset.layout.buckets_of(requests.user_ids))
@@ -265,11 +265,11 @@ class RequestSource(SequenceSource):
 
 
 Choose = Callable[[RequestTable], NDArray[np.bool_]]
-"""Takes R requests and returns which of them count [R]."""
+"""Takes R requests and returns, for each request, whether it is used [R]."""
 
 
 class Histories:
-    """Finds the newest events that requests see; the events of all users lie end to end."""
+    """Finds the newest events that requests may see, in arrays that hold the events of all users end to end."""
 
     def __init__(
         self,
@@ -288,7 +288,7 @@ class Histories:
         return self._visibility.view(owners, request_ms, self._max_history).newest(self._max_history)
 
     def tokens(self, requests: RequestTable) -> NDArray[np.int64]:
-        """Counts the events and candidates of each request. Requests are counted in parts to bound memory."""
+        """Returns the number of history events plus candidates of each request. Works in parts to bound memory."""
         lengths = np.diff(requests.offsets)
         at_once = max(1, EVENTS_AT_ONCE // self._max_history)
         for first in range(0, len(lengths), at_once):
@@ -298,7 +298,7 @@ class Histories:
 
 
 class RequestWindow:
-    """The requests of some buckets in the order in which they are read, and the events of their histories."""
+    """Holds the requests of some buckets, in the order of the window's steps, and the events of their histories."""
 
     def __init__(
         self,
@@ -308,7 +308,7 @@ class RequestWindow:
         hashing: HashConfig,
         choose: Choose,
     ) -> None:
-        """`deal` takes the number of tokens of each request and returns the requests' order and each step's start."""
+        """`deal` takes each request's number of tokens. It returns the order of requests and where each step starts."""
         self._sequences = source.read(buckets)
         found = source.read_requests(buckets)
         self._requests = found.take(choose(found))
@@ -322,7 +322,7 @@ class RequestWindow:
         self._of_requests, self._of_candidates = by_level(source.features, columns)
 
     def batch(self, place: int) -> RequestBatch:
-        """Returns the batch of the window's step number `place`, from 0."""
+        """Returns the batch of step `place` of this window, counted from 0."""
         rows = self._order[self._bounds[place] : self._bounds[place + 1]]
         table = self._requests
         view = self._histories.view(table.user_ids[rows], table.times[rows])
@@ -388,7 +388,7 @@ class RequestSteps(NumberedSteps[RequestBatch]):
         return RequestWindow(self.source, self.plan.buckets_of(epoch, number), deal, self.hashing, self.chosen)
 
     def chosen(self, requests: RequestTable) -> NDArray[np.bool_]:
-        """Returns which requests belong to these steps [R]."""
+        """Returns, for each request, whether it belongs to these steps [R]."""
         chosen = self.users.of(requests.user_ids)
         if self._highest_draw is not None:
             chosen &= self._draws(requests) <= self._highest_draw
@@ -398,7 +398,7 @@ class RequestSteps(NumberedSteps[RequestBatch]):
         return keyed_random.bits(self._seed, DRAW_STREAM, requests.user_ids, requests.times)
 
     def _draw_of_request(self, number: int) -> np.uint64 | None:
-        """Returns the `number`-th smallest draw of these requests; None if `number` covers all of them."""
+        """Returns the `number`-th smallest draw of these requests, or None if there are at most `number` requests."""
         draws = [
             self._draws(table)[self.chosen(table)]
             for bucket in range(self.source.num_buckets)
@@ -411,7 +411,7 @@ class RequestSteps(NumberedSteps[RequestBatch]):
 def count_tokens(
     source: RequestSource, choose: Choose, choice: Mapping[str, Any], *, quiet: bool = True
 ) -> tuple[NDArray[np.int64], int]:
-    """Returns the number of tokens of each bucket's requests, and of the largest request; counted once and stored.
+    """Returns the number of tokens in each bucket and in the largest request. The counts are made once and stored.
 
     `choice` holds all settings that decide which requests `choose` selects.
     """
@@ -459,7 +459,7 @@ def _flat(table: pa.Table, name: str) -> pa.Array:
 
 
 def _known_labels(path: Path, names: tuple[str, ...]) -> list[str]:
-    """Returns the named labels, or all labels if `names` is empty; ConfigError if the file lacks a named label."""
+    """Returns `names`, or all labels if `names` is empty. Raises ConfigError if the file lacks a named label."""
     with contextlib.closing(RowReader(path)) as reader:
         known = [name.removeprefix(LABEL) for name in reader.schema.names if name.startswith(LABEL)]
     for name in names:

@@ -1,6 +1,6 @@
-"""Histories of some users, flat in memory: columns over their events, sorted by user and time, with offsets per user.
+"""Holds the histories of users in flat columns over all their events, sorted by user and time, with offsets per user.
 
-`SequenceSource` reads them: a few buckets for a window of training, or the whole dataset for evaluation.
+`SequenceSource` reads histories from disk: a few buckets for a training window, or the whole dataset for evaluation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UserRanges:
-    """The place of each of U users among N events. `targets` [U] holds the indices of the held-out events, or -1."""
+    """Says which of N events belong to each of U users. `targets` [U] holds the index of the held-out event, or -1."""
 
     user_ids: NDArray[np.int64]
     offsets: NDArray[np.int64]
@@ -43,7 +43,7 @@ class UserRanges:
         is_positive: NDArray[np.bool_],
         held_out: int,
     ) -> UserRanges:
-        """Holds out each user's last positive event; with `held_out` 2 the one before, and so on; 0 holds out none."""
+        """Holds out each user's last positive event if `held_out` is 1, the second last if it is 2, none if it is 0."""
         targets = np.full(len(user_ids), -1, dtype=np.int64)
         if held_out:
             targets = positive_from_last(offsets, is_positive, held_out)
@@ -61,9 +61,9 @@ class UserRanges:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sequences(UserRanges):
-    """Histories of U users, N events in all.
+    """Holds the histories of U users, with N events in total.
 
-    `events` holds the columns that the features of the source read. `request` holds the features of the request just
+    `events` holds the columns that the features of the source read. `request` holds the features of a request just
     before each event [N].
     """
 
@@ -82,15 +82,15 @@ class Sequences(UserRanges):
         return Program(self.source.features.plan.trimmed([HISTORY]))
 
     def histories(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Column:
-        """Computes `history` of runs of events: `lengths` events from index `starts` on, as if nothing came before.
+        """Computes the feature `history` of runs of events. Run r has lengths[r] events from index starts[r] on.
 
-        A feature `history` that drops events of a run raises ConfigError, because training predicts all events of the
-        run.
+        Events before a run are ignored. Raises ConfigError if the feature drops events of a run, because training
+        predicts all events of the run.
         """
         return self.histories_of(ranges(starts, lengths), offsets_of(lengths))
 
     def histories_of(self, chosen: NDArray[np.int64], offsets: NDArray[np.int64]) -> Column:
-        """Computes `history` of any events: row r has the events chosen[offsets[r]:offsets[r + 1]], oldest first."""
+        """Computes the feature `history`. Row r has the events chosen[offsets[r]:offsets[r + 1]], oldest first."""
         num_rows = len(offsets) - 1
         frame = Frame(
             num_requests=num_rows,
@@ -114,10 +114,10 @@ class Sequences(UserRanges):
 def positive_from_last(
     offsets: NDArray[np.int64], is_positive: NDArray[np.bool_], number: int = 1
 ) -> NDArray[np.int64]:
-    """Returns the index of each user's last positive event [U], or of the positive event `number` - 1 places before.
+    """Returns the index of each user's `number`-th positive event [U], counted from the last, which is number 1.
 
-    A user with fewer than `number` positive events gets the first of them, because with -1 training would see events
-    that a test predicts. A user without positive events gets -1.
+    For a user with fewer than `number` positive events, returns the first positive event, because with -1 training
+    would see events that a test predicts. For a user without positive events, returns -1.
     """
     positions = np.flatnonzero(is_positive)
     begins, ends = np.searchsorted(positions, offsets[:-1]), np.searchsorted(positions, offsets[1:])

@@ -2,11 +2,12 @@
 
 This module takes a snapshot, the features that a model reads, and the positive actions. For any choice of buckets it
 returns the histories of their users; columns that the model does not read stay on disk. The data of a user lies in the
-same bucket of every file, so events, stored features and contexts are joined by reading the same rows of each.
+same bucket of every file, so events and stored features are joined by reading the same rows of each file.
 
-Leave-last-out: with `held_out` 1 the target of a user is the last event with a positive action, with 2 the positive
-event before that, with 0 there is no target. Training sees only the events before the target, and evaluation ranks the
-catalogue for the target. Decided: neither uses events after the target (for example a trailing `hide`).
+Leave-last-out: if `held_out` is 1, the target of a user is the last event with a positive action. If it is 2, the
+target is the second last such event, and if it is 0, there is no target. Training sees only the events before the
+target, and evaluation ranks the catalogue for the target. Decided: neither training nor evaluation uses events after
+the target (for example a trailing `hide`).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ Spans = list[tuple[int, int]]
 
 
 class ReadCounters:
-    """Counts what this process has read from disk so far: rows, and the compressed bytes of the decoded columns."""
+    """Counts the rows, and the compressed bytes of decoded columns, that this process has read from disk so far."""
 
     def __init__(self) -> None:
         self.num_rows = 0
@@ -52,7 +53,7 @@ class ReadCounters:
         self._lock = threading.Lock()
 
     def add(self, *, num_rows: int = 0, num_bytes: int = 0) -> None:
-        """Adds what one thread has read."""
+        """Adds the rows and bytes that a thread has read."""
         with self._lock:
             self.num_rows += num_rows
             self.num_bytes += num_bytes
@@ -62,7 +63,7 @@ class ReadCounters:
 
 
 class SequenceSource:
-    """An open snapshot and the features that a model reads of it. `read` returns sequences; no events are kept."""
+    """Reads sequences from an open snapshot for the features of a model. The source keeps no events in memory."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class SequenceSource:
         features: Callable[[Vocabulary], FeatureSet] = standard_features,
         of_requests: bool = False,
     ) -> None:
-        """See `open_sequences`; `path` is the folder as the user named it.
+        """`path` is the folder as the user named it; `open_sequences` explains the other arguments.
 
         If `of_requests` is True, times are always read, and the caller computes the features of requests.
         """
@@ -176,7 +177,7 @@ class SequenceSource:
 
     @functools.cached_property
     def trimming(self) -> dict[str, Any]:
-        """Names of the event columns that are read and of those that are skipped, and the bytes of both in memory."""
+        """Names of the event columns that are read, names of the skipped columns, and the bytes of both in memory."""
         names = ["item", "action", "surface", "time", "received", *self.dataset.fields]
         sources = {
             str(node.params["column"])
@@ -193,7 +194,7 @@ class SequenceSource:
         }
 
     def _origins_of_request_features(self) -> tuple[list[str], list[str]]:
-        """Returns the names of request features that a backfill stored in the snapshot, and of those to compute."""
+        """Returns the names of request features that a backfill stored, and of those that must be computed now."""
         hashes = self.features.feature_hashes()
         stored = read_features(self.dataset.path)
         kept = stored.feature_hashes() if stored is not None else {}
@@ -227,8 +228,8 @@ class SequenceSource:
     def _measures_histories(self) -> bool:
         """Whether the feature set has the standard `since_last`, which is computed from the history in the batch.
 
-        A history in training holds every event before the predicted event, including events of the same moment and late
-        events. The history in a request to a server holds these events too.
+        A history in training holds every event before the predicted event, including events with the same time and
+        events that were received late. The history that a client sends to a server also holds these events.
         """
         return self.features.feature_hashes().get(SINCE_LAST) == request_features().feature_hashes()[SINCE_LAST]
 
@@ -252,11 +253,11 @@ def open_sequences(
     vocabulary: Vocabulary | None = None,
     features: Callable[[Vocabulary], FeatureSet] = standard_features,
 ) -> SequenceSource:
-    """Opens and verifies a dataset, or takes an open one. Empty `positive_actions` means all actions.
+    """Opens and verifies a dataset, unless it is already open. Empty `positive_actions` means all actions.
 
     `held_out` says which positive event of a user is held out, counted from the last: 1 for the test, 2 for validation;
-    0 holds out nothing. `vocabulary` is the vocabulary of an existing model, whose indices may differ from those of
-    this dataset. `features` takes a vocabulary and returns the features that the model reads.
+    0 holds out nothing. `vocabulary` is the vocabulary of an existing model; its indices may differ from the indices of
+    the dataset's own vocabulary. `features` takes a vocabulary and returns the features that the model reads.
     """
     opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     return SequenceSource(
@@ -281,7 +282,7 @@ def snapshot_path(lineage: Mapping[str, Any]) -> Path:
 
 
 def _since_event_before(events: EventTable) -> Column:
-    """Returns the seconds from the previous event of the user to each event; `NEVER` for a user's first event."""
+    """Returns the seconds between each event and the user's previous event, or `NEVER` for a user's first event."""
     times = events.times
     seconds = np.full(len(times), NEVER)
     seconds[1:] = (times[1:] - times[:-1]) / 1000.0
@@ -290,7 +291,7 @@ def _since_event_before(events: EventTable) -> Column:
 
 
 def _known_actions(vocabulary: Vocabulary, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns `names`, or all actions if `names` is empty; ConfigError if the dataset lacks a named action."""
+    """Returns `names`, or all actions if `names` is empty. Raises ConfigError if the dataset lacks a named action."""
     for name in names:
         if name not in vocabulary.actions:
             raise ConfigError(

@@ -2,16 +2,16 @@
 
 This module takes the number of tokens in each bucket of the dataset, the seed and the token budget, and maps a step
 number to units of a window. A unit is never split; it is a segment of a history, or a request with its candidates.
-Epoch e visits the buckets in a permutation keyed by (seed, e). The buckets that are visited together form a window.
-Inside a window the units are permuted again, and that order is cut into steps of nearly equal token counts, none above
-the budget.
+Epoch e visits the buckets in a permutation keyed by (seed, e). Buckets that are visited together form a window. The
+units of a window are permuted as well, and the permuted units are cut into steps. The steps have nearly equal numbers
+of tokens, and none exceeds the budget.
 
     epoch      bucket 7 │ 2 │ 5  ║  0 │ 6 │ 3  ║  4 │ 1        windows of up to three buckets
     steps      0 │ 1 │ 2 │ 3     ║  4 │ 5 │ 6  ║  7 │ 8        each within one window
 
-So any process can compute step 1,000,003 without the steps before it, with any number of workers and processes. The
-process needs only one number per bucket of the dataset. Decided: a step never takes units from two windows. That costs
-at most one more step per window, and in return windows can be prepared independently of each other.
+So any process can compute step 1,000,003 without the steps before it, with any number of workers and processes. For
+this the process needs only the number of tokens in each bucket. Decided: a step never takes units from two windows.
+This rule costs at most one more step per window, but windows can be prepared independently of each other.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ BUCKET_STREAM = 12
 
 @dataclasses.dataclass(frozen=True)
 class Segments:
-    """G runs of consecutive events, each of one user; `starts` [G] and `users` [G] are indices into the sequences."""
+    """Holds G runs of consecutive events of one user each. `starts` [G] and `users` [G] are indices into sequences."""
 
     starts: NDArray[np.int64]
     lengths: NDArray[np.int64]
     users: NDArray[np.int64]
 
     def take(self, chosen: NDArray[np.int64]) -> Segments:
-        """Returns the `chosen` segments, in that order."""
+        """Returns the segments with the indices `chosen`, in the order of `chosen`."""
         return Segments(self.starts[chosen], self.lengths[chosen], self.users[chosen])
 
 
 def cut_segments(
     begins: NDArray[np.int64], ends: NDArray[np.int64], max_length: int, *, newest_only: bool = False
 ) -> Segments:
-    """Cuts each user's events [begin, end) into segments of `max_length`; the oldest segment takes the remainder.
+    """Cuts each user's events [begin, end) into segments of `max_length` events; the oldest segment may be shorter.
 
-    With `newest_only` each user has only the newest segment.
+    If `newest_only` is True, only the newest segment of each user is returned.
     """
     if newest_only:
         begins = np.maximum(begins, ends - max_length)
@@ -95,7 +95,7 @@ class StepPlan:
         self._tokens_per_cut = max(1, tokens_per_step - longest)
         self.total_tokens = int(bucket_tokens.sum())
         self.num_windows = -(-len(bucket_tokens) // buckets_per_window)
-        # Windows differ by at most one bucket, because a small last window would give small steps.
+        # The sizes of windows differ by at most one bucket, because a small last window would give small steps.
         self._window_starts = np.arange(self.num_windows + 1) * len(bucket_tokens) // max(1, self.num_windows)
         self._first_steps = [0]
         self._epoch = functools.lru_cache(maxsize=4)(self._order_of_epoch)
@@ -138,11 +138,11 @@ class StepPlan:
     def deal(
         self, epoch: int, window: int, lengths: NDArray[np.int64], rank: int = 0, world_size: int = 1
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the units in the order in which a rank reads them, and the place in that order of each step's start.
+        """Returns the units in the order in which a rank reads them, and the index of each step's first unit.
 
         `lengths` holds the number of tokens of each unit of the window, bucket after bucket.
         """
-        # Window and epoch make one key; if there is a single window, number 0, the key is the epoch alone.
+        # Window and epoch form one key. A single window has number 0, and then the key equals the epoch.
         order = keyed_random.permutation(len(lengths), self._seed, ORDER_STREAM, (window << 32) | epoch)
         ordered = lengths[order]
         first, last = self._epoch(epoch)[1][window : window + 2]
@@ -173,7 +173,7 @@ class StepPlan:
 
 
 def share_of_rank(lengths: NDArray[np.int64], rank: int, world_size: int) -> NDArray[np.int64]:
-    """Returns the ascending positions of the units of a step that one of `world_size` processes computes.
+    """Returns the positions of the units of a step that the process `rank` computes, in ascending order.
 
     The longest units are dealt first, each to the process with the fewest tokens so far. So the processes, which wait
     for each other, have nearly equal work. A step with fewer units than processes gives some processes an empty share.

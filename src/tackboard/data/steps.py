@@ -1,10 +1,10 @@
 """Maps step numbers to batches, which are streamed from disk one window at a time; threads prepare windows ahead.
 
 A batch is computed from its step number alone, so the number of workers changes how soon windows are ready and never
-what is in a batch. Nearly all the work is done per window: the window is decoded, its features are computed, and its
-units are permuted. A batch is then a slice of the window. Memory depends on the windows, not on the size of the
-dataset. Decided: workers are threads, not processes. Arrow and NumPy let other threads run while they work, and no data
-has to be sent between processes.
+the content of a batch. Nearly all the work is done per window: the window is decoded, its features are computed, and
+its units are permuted. A batch is then a slice of the window. Memory depends on the windows, not on the size of the
+dataset. Decided: workers are threads, not processes, because Arrow and NumPy let other threads run while they work, and
+no data has to be sent between processes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tackboard.data.step_plan import StepPlan
 Batch = TypeVar("Batch")
 Made = TypeVar("Made", covariant=True)
 Key = tuple[int, int]
-"""Epoch and window."""
+"""An epoch, and the number of a window in this epoch."""
 
 
 class BatchWindow(Protocol[Made]):
     """A window of the plan, ready to be cut into batches."""
 
     def batch(self, place: int) -> Made:
-        """Returns the batch of the window's step number `place`, from 0."""
+        """Returns the batch of step `place` of this window, counted from 0."""
 
 
 class NumberedSteps(abc.ABC, Generic[Batch]):

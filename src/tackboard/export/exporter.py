@@ -1,4 +1,4 @@
-"""Makes a bundle from a checkpoint: files of safetensors, JSON and text, without code that runs.
+"""Makes a bundle from a checkpoint. A bundle holds safetensors, JSON and text files, and no executable code.
 
     <bundle>/  dense.safetensors · tables/<name>.safetensors · features.json · signature.json · card.md · MANIFEST.json
 
@@ -38,9 +38,9 @@ PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16}
 def export_bundle(
     path: Path | Checkpoint, bundle: Path, *, name: str, version: str, tables: str, code_file: Path | None = None
 ) -> dict[str, Any]:
-    """Writes `bundle` from a checkpoint; `tables` is fp32 or fp16. Returns a summary. Refuses an existing folder.
+    """Writes the folder `bundle` from a checkpoint and returns a summary. An existing folder is not overwritten.
 
-    `code_file` is the file of a user's own model, if the operator named it.
+    `tables` is fp32 or fp16. `code_file` is the file of a user's own model, or None if the operator named no file.
     """
     if tables not in PRECISIONS:
         close = suggest(tables, PRECISIONS)
@@ -117,7 +117,7 @@ def _signature(
 
 
 def _keep_served(checkpoint: Checkpoint, config: Any) -> None:
-    """Removes the dense parameters that only training needs, and keeps those of the model that `config` describes."""
+    """Removes dense parameters that only training needs: those that a model built from `config` does not have."""
     vocabulary = Vocabulary.from_dict(checkpoint.state["vocabulary"])
     with torch.device("meta"):
         served = build_model(config, vocabulary).state_dict()

@@ -1,7 +1,7 @@
 """A small client that asks a running server for scores. It needs only the standard library and NumPy.
 
 The client speaks the Open Inference Protocol, as JSON or with binary tensors, and leaves nearly all checks to the
-server. The server applies the same rules as offline scoring, and its message becomes the error that the user sees.
+server. The server applies the same rules as offline scoring, and the user sees the server's error message.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OPTIONAL_KEYS = ("request_time_ms", "user", "attributes")
 
 
 class RequestDocument(NamedTuple):
-    """A request file: history columns, candidates, and further arguments of `RequestReader.read` by name."""
+    """Holds a request file: history columns, candidates, and further arguments of `RequestReader.read` by name."""
 
     history: dict[str, list[Any]]
     candidates: list[Any]
@@ -36,7 +36,7 @@ class RequestDocument(NamedTuple):
 def read_request(text: str | bytes) -> RequestDocument:
     """Reads the text of a request file. Raises UsageError if the text is not a request.
 
-    Besides history and candidates, a request may hold the user, the request time, and attributes as lists by name.
+    In addition to history and candidates, a request may hold the user, the request time, and a list per attribute.
     """
     try:
         request = json.loads(text)
@@ -87,9 +87,10 @@ class ScoringClient:
         user: int | str | None = None,
         attributes: Mapping[str, Sequence[Any]] | None = None,
     ) -> npt.NDArray[np.float32]:
-        """Returns one score per candidate, in their order. UsageError with the server's message if the server refuses.
+        """Returns one score per candidate, in the order of `candidates`.
 
-        A value of a field or an attribute may be None, which means missing.
+        A value of a field or an attribute may be None, which means missing. If the server refuses the request, raises
+        UsageError with the server's message.
         """
         if not self.model:
             self._find_model()
@@ -188,7 +189,7 @@ _WIRE_TYPES: dict[str, tuple[type, str, str]] = {
 
 
 def _flat(values: Sequence[Any], datatype: str, shape: Sequence[int]) -> list[Any]:
-    """Returns flat values: vectors end to end, lists as JSON text, and a neutral value for each missing value."""
+    """Flattens values: vectors are laid end to end, lists become JSON text, missing values become neutral values."""
     nothing: Any = {"BYTES": "", "BOOL": False, "FP32": 0.0, "FP64": 0.0}.get(datatype, 0)
     if len(shape) == 2:
         return [part for value in values for part in ([nothing] * shape[1] if value is None else value)]

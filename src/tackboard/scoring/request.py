@@ -3,10 +3,10 @@
 A history event has an item, and may have an action, a surface, a time and further fields. Events may come in any order:
 they are sorted by time, and ties keep their order. The features of a model decide what else the model reads: the time
 of the request, attributes of the user and of the candidates, a context. A known field that this model does not read is
-skipped before it is converted. Errors name the field and never repeat an id.
+skipped and not converted. Errors name the field and never repeat an id.
 
-Decided: a value that a request leaves out becomes the value that the importer writes if a log leaves it out. So a
-request is scored like the events of training. `num_unknown` counts values that training never saw.
+Decided: a value that is missing in a request becomes the value that the importer writes for a value that is missing in
+a log. So a request is scored like the events of training. `num_unknown` counts values that training never saw.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from tackboard.features.types import ID, STRING, TIME, FeatureType, type_from_js
 INT64 = np.iinfo(np.int64)
 HISTORY_FIELDS = ("item", "action", "surface", "time_ms")
 LEFT_OUT = {"action": DEFAULT_ACTION, "surface": DEFAULT_SURFACE}
-"""Action and surface of all events if a request does not list them, as for a log without that column. An empty name in
-a list means UNKNOWN_NAME."""
+"""Action and surface of all events of a request without a list of actions or surfaces. The importer writes the same
+names for a log without these columns. An empty name in a list means UNKNOWN_NAME."""
 PREFIXES = {"user": "user_", "item": "candidate_", "context": "context_"}
 """Prefixes of attribute names in a request, as in user_country, candidate_price, context_device."""
 PRESENT_SUFFIX = "_present"
@@ -40,7 +40,7 @@ PRESENT_SUFFIX = "_present"
 
 @dataclasses.dataclass(frozen=True)
 class ScoreRequest:
-    """One user's history, oldest first, and C candidates, as columns of the unified representation.
+    """Holds the columns of one user's history, oldest event first, and the ids and attributes of C candidates.
 
     `attributes` holds, by entity, the attributes of the user and the context (one row each) and of the candidates (C
     rows). `num_unknown` counts, for each field that the model reads, the events without a time or with an action or
@@ -68,7 +68,7 @@ class RequestReader:
         self.history: dict[str, FeatureType] = {}
         """Columns of the history that the model reads."""
         self.attributes: dict[str, tuple[str, str, FeatureType]] = {}
-        """Name in the request → (entity, column, type) of the attributes that the model reads."""
+        """Maps attribute names in requests to (entity, column, type), for all attributes that the model reads."""
         self.needs_user = False
         self._ranges: dict[str, tuple[Any, Any]] = {}
         for _, node in plan.sources():
@@ -114,8 +114,8 @@ class RequestReader:
 
         `history` holds parallel lists: `item`, `action`, `surface`, `time_ms` and further fields. Without `action` or
         `surface` the names of LEFT_OUT are used; without `time_ms`, which only some models need, all times are 0 and
-        events keep their order. `attributes` holds a list for every name, with one value or with one value per
-        candidate; an attribute without a list has only missing values.
+        events keep their order. `attributes` maps a name to a list with one value, or with one value per candidate.
+        All values of an attribute without a list are missing.
         """
         allowed = (*HISTORY_FIELDS, *self.fields)
         for field in history:
@@ -198,7 +198,7 @@ class RequestReader:
         return columns
 
     def _column(self, values: Sequence[Any] | None, count: int, type_: FeatureType, field: str) -> Column:
-        """Does the same as `_values`; raises UsageError if a value lies outside the declared range of its column."""
+        """Does the same as `_values`, and raises UsageError if a value is outside the declared range of its column."""
         column = _values(values, count, type_, field)
         if field in self._ranges:
             low, high = self._ranges[field]
@@ -226,9 +226,9 @@ def item_ids(signature: Signature, values: Sequence[Any] | NDArray[Any], field: 
 
 
 def _values(values: Sequence[Any] | None, count: int, type_: FeatureType, field: str) -> Column:
-    """Makes a column of `count` values from the caller. None means missing; if `values` is None, all are missing."""
+    """Makes a column of `count` values. A value of None is missing; if `values` is None, all values are missing."""
     if values is None:
-        # Repeats one missing value, because a list of None for 10,000 candidates would cost a ms for every attribute.
+        # One missing value is repeated, because a list of None for 10,000 candidates would take 1 ms per attribute.
         return Column.of(type_, [None] * min(count, 1)).take(np.zeros(count, dtype=np.int64))
     if len(values) != count:
         raise UsageError(f"{field} has {len(values)} values", allowed=f"allowed: {count}")
@@ -244,7 +244,7 @@ def _values(values: Sequence[Any] | None, count: int, type_: FeatureType, field:
 
 
 def _checked(value: Any, type_: FeatureType, field: str, position: int) -> Any:
-    """Returns one value of an attribute; raises UsageError that names the position of a wrong value."""
+    """Checks and converts one value of an attribute. Raises a UsageError that names the position of a wrong value."""
     if value is None:
         return None
     kind = type_.kind
@@ -267,7 +267,7 @@ def _checked(value: Any, type_: FeatureType, field: str, position: int) -> Any:
 
 
 def _user_id(value: Any, user_type: str) -> int:
-    """Returns the id of a user as in training; a bundle without a user type takes numbers and texts."""
+    """Converts a user to the id that training used. A bundle without a user type accepts numbers and strings."""
     is_text = isinstance(value, str) and bool(value)
     if is_text and user_type != "int64":
         return string_id(value)
@@ -310,7 +310,7 @@ def _check_length(values: Sequence[Any], count: int, field: str) -> None:
 
 
 def _not_int64(value: Any) -> str | None:
-    """Returns why a value is not a whole number of 64 bits, or None if it is one."""
+    """Returns the reason why a value is not a whole number of 64 bits, or None if the value is valid."""
     if not isinstance(value, int | np.integer) or isinstance(value, bool):
         return _type_name(value)
     return None if INT64.min <= int(value) <= INT64.max else "out of range"

@@ -1,4 +1,4 @@
-"""Loads a bundle and scores requests: computes features, reads the history once, and scores each candidate with it."""
+"""Loads a bundle and scores requests. For a request the model reads the history once and then scores all candidates."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tackboard.scoring.request import RequestReader, ScoreRequest
 
 
 class Scorer:
-    """A bundle's model, ready to score. Only one call may run at a time."""
+    """Scores requests with a bundle's model. Only one call may run at a time."""
 
     def __init__(self, signature: Signature, model: Any, hashing: Any, features: FeatureSet) -> None:
         self.signature = signature
@@ -63,11 +63,11 @@ class Scorer:
         return cls(signature, model, config.tables, features)
 
     def score(self, request: ScoreRequest) -> NDArray[np.float32]:
-        """Returns the scores of the candidates [C], in their order."""
+        """Returns the scores of the candidates [C], in the order of the candidates."""
         return self.score_features(self.compute_features(request), request.candidate_items)
 
     def compute_features(self, request: ScoreRequest) -> dict[str, Column]:
-        """Computes the features of a request that the model reads; training computed the same features in batch."""
+        """Computes the features of a request that the model reads; training computes the same features in batches."""
         columns = self._executor.compute(
             history=request.history,
             request_ms=request.request_ms,

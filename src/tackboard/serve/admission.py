@@ -12,7 +12,7 @@ computations. A refused client is told at once and can ask another server while 
 the same instant are served in the order of their arrival. The limit on the length of the line is exact, because the
 check and the entry happen under one lock. An estimate may be wrong, so a request that finds the model idle and the line
 empty is always admitted. If other requests wait, the model skips a request that it can no longer finish in time.
-docs/log.md compares other orders of the line.
+docs/log.md compares this order of the line with other orders.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ _SMOOTHING = 0.1
 _MOST_SURPRISE = 4.0
 """An observed cost counts as at most this multiple of the expected cost, so that one stall does not cause refusals."""
 _FILL = 0.75
-"""Share of the time until a request's deadline that the estimates for this request and the requests before it may fill.
-The rest is for the way to the client, which the server does not see, and for estimates that are too low."""
+"""Largest share of the time until a request's deadline that the estimated costs of this request and of the requests
+before it may take. The rest is for sending the answer, which the server cannot time, and for estimates that are too
+low."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +46,11 @@ class AdmissionConfig:
     """Limits on the number of waiting requests and on their time."""
 
     max_queue: int = 64
-    """Largest number of requests that wait for the model, besides the request that is being computed."""
+    """Largest number of requests that wait for the model, not counting the request being computed."""
     timeout_ms: int = 1000
     """Deadline in milliseconds of a request that asks for no timeout, counted from the arrival of its complete body."""
     max_timeout_ms: int = 60_000
-    """Longest deadline in milliseconds that a request may ask for; a longer deadline is shortened to this."""
+    """Longest deadline in milliseconds that a request may ask for; a longer deadline is shortened to this value."""
     stall_timeout_s: float = 120.0
     """If one computation takes more than this many seconds, the server reports that it is not live."""
 
@@ -118,10 +119,10 @@ def _due_by(deadline_s: float) -> float:
 
 
 class Admission(Generic[Request, Result]):
-    """A bounded line in front of `score`, which runs on a thread of its own.
+    """Keeps a bounded line of requests for `score`, which runs on a separate thread.
 
     The cost of a request grows with `size(request)`, for example the number of its candidates. `on_expired(stage)` and
-    `on_model_error(error)` are called on the loop, for metrics and the log. Error messages call `score` by this `name`.
+    `on_model_error(error)` are called on the loop, for metrics and the log. Error messages refer to `score` by `name`.
     """
 
     def __init__(
@@ -180,7 +181,7 @@ class Admission(Generic[Request, Result]):
         return self._thread.is_alive() and not stuck
 
     def check_room(self) -> None:
-        """Refuses a request, before its body is read or parsed, if the request could not be admitted now."""
+        """Refuses a request if it could not be admitted now. This check comes before the body is read or parsed."""
         if self.draining:
             raise RequestError(503, "the server is draining and takes no new requests", reason="draining", close=True)
         if len(self._line) >= self.config.max_queue:
@@ -194,8 +195,8 @@ class Admission(Generic[Request, Result]):
     def submit(self, request: Request, deadline_s: float) -> Job[Request, Result]:
         """Puts `request` in line; its future is settled by `deadline_s` at the latest.
 
-        Raises 429 if there is no room, or if this request or another one would be late; 504 if the deadline is too
-        short for the request's own computation; 503 while the server drains.
+        Raises RequestError: 429 if there is no room, or if this request or another request would be late; 504 if the
+        deadline is too short for the request's own computation; 503 while the server drains.
         """
         assert self._loop is not None
         job: Job[Request, Result] = Job(
@@ -226,7 +227,7 @@ class Admission(Generic[Request, Result]):
         return len(left)
 
     def check_time(self, size: int, deadline_s: float) -> None:
-        """Refuses a request of this size, before more of its body is read, if `submit` would refuse it now."""
+        """Refuses a request of this size if `submit` would refuse it now, so that its values need not be read."""
         with self._changed:
             self._check_time(size, deadline_s, _due_by(deadline_s))
 
@@ -339,7 +340,7 @@ class Admission(Generic[Request, Result]):
 
 
 def describe_error(error: BaseException) -> str:
-    """Returns the type and the place of an error, without its message, which may quote what a client sent."""
+    """Returns the type and the place of an error. The message is left out, because it may quote the request."""
     frame: Any = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next

@@ -1,9 +1,9 @@
 """The HTTP application, written as raw ASGI: it takes one request and sends one answer.
 
-The application ignores the content type, so that clients which send none work. Every answer that is not 200 is a JSON
+The application ignores the content type, because some clients do not send it. Every answer that is not 200 is a JSON
 object with a sentence under the key `error`. An infer call is handled in this order: token, path, room in the queue,
-body, tensors (here if that is cheap, else in the parser's process), deadline, model, answer. Cheap checks come before
-expensive ones. Decided: the token guards every path, health calls and metrics included, so that no path can be
+body, tensors (parsed here if that is cheap, else in the parser's process), deadline, model, answer. Cheap checks come
+before expensive checks. Decided: the token guards every path, health calls and metrics included, so that no path can be
 forgotten.
 """
 
@@ -48,7 +48,7 @@ logger = logging.getLogger("tackboard.serve")
 
 
 class ErrorLog:
-    """Writes one line per error, at most `_MAX_LOG_LINES_PER_S` a second; a later line says how many were left out."""
+    """Writes one line per error, at most `_MAX_LOG_LINES_PER_S` a second. A later line counts the omitted errors."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -113,8 +113,8 @@ class Application:
         except RequestError as error:
             status, body, more = self._refuse(error, call, started_ns)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer
-            # This is a bug of ours. The client learns that the server failed, and the log says where. Neither repeats
-            # the request.
+            # This is a bug in the server. The answer says that the server failed, and the log says where. Neither of
+            # them repeats the request.
             bug = RequestError(500, "the server failed on this request")
             self.log.write(f"bug: {describe_error(error)}")
             status, body, more = self._refuse(bug, call, started_ns)
@@ -125,7 +125,7 @@ class Application:
         await send({"type": "http.response.body", "body": body})
 
     def note_model_error(self, error: BaseException) -> None:
-        """Logs the type and the place of a model's error, not its message, which may quote the request."""
+        """Logs the type and the place of a model's error, but not its message, because it may quote the request."""
         self.log.write(f"model error: {describe_error(error)}")
 
     def _check_token(self, headers: Headers) -> None:
@@ -206,7 +206,7 @@ class Application:
             _let_go(body.chunks)
 
     async def _read_body(self, body: Body, headers: Headers, receive: Receive, held: list[int]) -> None:
-        """Fills `body` with medium pieces. Joining 64 MiB would block the loop, and so would a million tiny pieces.
+        """Fills `body` with pieces of medium size, because joining 64 MiB or keeping a million pieces blocks the loop.
 
         `held[0]` counts the bytes of this body, which also count for the limit on all bodies together.
         """
@@ -244,7 +244,7 @@ class Application:
         return await self._result(self.parsing, self.parsing.submit(body, deadline_s), receive)
 
     async def _result(self, line: Admission[Any, Result], job: Job[Any, Result], receive: Receive) -> Result:
-        """Awaits the result of a job; RequestError if the deadline passes, the job fails or the client goes away."""
+        """Awaits the result of a job. Raises RequestError if it fails, its deadline passes or the client goes away."""
 
         def gone(watcher: asyncio.Future[Message]) -> None:
             if not watcher.cancelled():
@@ -271,7 +271,7 @@ class Application:
 def _let_go(pieces: list[bytes | bytearray]) -> None:
     """Frees a large body 4 MiB at a time; freeing 64 MiB at once would block the loop for 7 ms.
 
-    The list itself is emptied, because the frames of an error or the parser's thread may still hold it.
+    The list itself is emptied, because the frames of an error or the parser's thread may still refer to the list.
     """
     del pieces[-16:]
     if pieces:

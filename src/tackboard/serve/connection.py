@@ -1,16 +1,17 @@
-"""One HTTP connection with limits: uvicorn's httptools protocol plus absolute receive deadlines and size caps.
+"""Adds absolute receive deadlines and size limits to uvicorn's httptools protocol, which handles one HTTP connection.
 
 uvicorn waits for ever for the rest of a request and accepts headers of any size. Here a request's headers must be
 complete within one deadline and its body within another. New bytes extend neither deadline, so a client cannot keep a
 connection alive with a byte now and then. Header bytes, header lines, tiny chunks, pipelined requests, unread answers
-and the number of connections are bounded too. A connection that exceeds a limit gets `{"error": …}` after the answers
+and the number of connections are also bounded. A connection that exceeds a limit gets `{"error": …}` after the answers
 to its earlier requests, and is closed.
 
-Decided: when there are too many connections, from one address or in total, the new connection is served and another one
-is dropped. The server drops the connection that has waited longest for its client: among those of the same address or,
-if there are too many in total, among those of the address with the most connections. So a client cannot displace
-clients with fewer connections, however many it opens. A connection whose request is being computed is never dropped. If
-nothing can be dropped, the new connection may ask for the server's health and gets 429 for anything else.
+Decided: when there are too many connections, from one address or in total, the new connection is served and another
+connection is dropped. If one address has too many connections, the server drops a connection of this address. If there
+are too many in total, it drops a connection of the address with the most connections. In both cases it drops the
+connection that has waited longest for its client. So a client cannot displace clients with fewer connections. A
+connection whose request is being computed is never dropped. If nothing can be dropped, the new connection may ask for
+the server's health and gets 429 for anything else.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _MAX_PIPELINED = 16
 # A chunked body may start with this many chunks of any size; after that the mean size of its chunks is checked.
 _FREE_CHUNKS = 1024
 _MIN_MEAN_CHUNK_BYTES = 64
-# Seconds within which a client must ask a server with too many connections for its health.
+# Seconds within which a client must ask for the server's health if there are too many connections.
 _HEALTH_DEADLINE_S = 1.0
 # Seconds within which a refused client must read its answer and close the connection.
 _LINGER_S = 1.0
@@ -60,7 +61,7 @@ class ConnectionLimits:
     max_header_lines: int = 100
     """Largest number of header lines."""
     max_connections: int = 512
-    """Largest number of connections at a time. A further one displaces one that waits for its client, or gets 429."""
+    """Largest number of connections at a time. A new connection then displaces a waiting connection, or gets 429."""
     max_connections_per_address: int = 256
     """Largest number of connections of one client at a time: of one IPv4 address, or of one IPv6 network of 64 bits."""
     num_health_connections: int = 16
@@ -78,7 +79,7 @@ class _LimitError(Exception):
 
 
 class _Room:
-    """Connections that are counted together. `waiting` holds those that wait for their client, longest wait first."""
+    """Connections with a common limit. `waiting` holds those that wait for their client; the longest wait is first."""
 
     def __init__(self) -> None:
         self.num_inside = 0
@@ -102,7 +103,10 @@ class OpenConnections:
         self._num_inside = 0
 
     def enter(self, connection: BoundedConnection) -> None:
-        """Puts a new connection into its address's room, else into the reserve, else nowhere; may drop another one."""
+        """Puts a new connection into the room of its address, or else into the reserve. May drop another connection.
+
+        If both are full and nothing can be dropped, `connection.room` stays None.
+        """
         limits, own = self.limits, self._by_address.get(connection.address) or _Room()
         if (own.num_inside < limits.max_connections_per_address or own.drop_one()) and (
             self._num_inside < limits.max_connections or self._drop_one_of_most()
@@ -179,7 +183,7 @@ class BoundedConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def drop(self) -> None:
-        """Ends this connection to make room for another."""
+        """Ends this connection to make room for another connection."""
         self.counts.closed("made_room")
         self.open.leave(self)
         if (self._in_headers or self._in_body) and self.transport.get_write_buffer_size() == 0:
@@ -245,7 +249,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._arm(self.limits.body_deadline_s, self._body_late)
 
     def on_chunk_header(self) -> None:
-        """Called by the parser for every chunk of a chunked body."""
+        """Counts one chunk of a chunked body; the parser calls this method for every chunk."""
         self._num_chunks += 1
         if self._num_chunks > _FREE_CHUNKS and self._body_bytes < self._num_chunks * _MIN_MEAN_CHUNK_BYTES:
             self._stop_parser(400, "the body comes in too many tiny chunks", "chunk_size")
@@ -304,7 +308,7 @@ class BoundedConnection(HttpToolsProtocol):
     def _check_headers(self) -> None:
         """Stops the parser at ambiguous headers, and at requests that a full server does not serve.
 
-        llhttp has already refused several Content-Length headers, and Content-Length beside Transfer-Encoding.
+        llhttp has already refused several Content-Length headers, and Content-Length together with Transfer-Encoding.
         """
         version = self.parser.get_http_version()
         hosts = [value.strip() for name, value in self.headers if name == b"host"]
@@ -333,7 +337,7 @@ class BoundedConnection(HttpToolsProtocol):
         return call in ("live", "server_ready")
 
     def _update_wait(self) -> None:
-        """Updates `waiting`: after an answer, and at the first byte of a request, a connection goes to the end."""
+        """Updates the room's `waiting`. After an answer and when a request begins, a connection moves to the end."""
         before, self._wait = self._wait, self._current_wait()
         if self.room is None or self._wait == before or (before, self._wait) == ("slow", "idle"):
             return
@@ -374,7 +378,7 @@ class BoundedConnection(HttpToolsProtocol):
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         self._last_words = STATUS_LINE[status] + retry + head + body
         if self._in_body and cycle.response_complete:
-            # This request already has its answer; a client would take a second one for the answer to its next request.
+            # This request has its answer. A client would take a second answer for the answer to its next request.
             self._last_words = b""
         elif self._in_body:
             if cycle.response_started:
@@ -394,7 +398,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self.transport.write(self._last_words or b"")
         if at_once:
-            # If the kernel does not take the answer at once, the client does not read it either.
+            # If the kernel does not take the answer at once, the client has not read earlier answers either.
             if self.transport.get_write_buffer_size() > 0:
                 self.transport.abort()
             self.transport.close()

@@ -1,8 +1,8 @@
-"""What a client is told when its request is not answered with scores.
+"""Defines what a client is told when its request is not answered with scores.
 
-A `RequestError` carries an HTTP status and one sentence; the application turns it into `{"error": sentence}`, the one
-shape that Open Inference Protocol clients can decode. Decided: overload is 429 and never 503, because a 5xx makes load
-balancers eject a healthy host and makes some clients retry at once; 503 is kept for a server that is going away.
+A `RequestError` carries an HTTP status and one sentence. The application sends `{"error": sentence}`, the only shape
+that Open Inference Protocol clients can decode. Decided: overload is 429 and never 503, because a 5xx makes load
+balancers eject a healthy host and makes some clients retry at once; 503 is kept for a server that shuts down.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import orjson
 
 
 class RequestError(Exception):
-    """A request that gets no scores. docs/serving.md lists each `status`; `message` is one sentence for the client.
+    """Says why a request gets no scores. docs/serving.md lists each `status`; `message` is a sentence for the client.
 
     `retry_after_s` and `allow` become headers; `close` ends the connection after the answer; `reason` labels the metric
     that counts a refusal for lack of room.

@@ -2,16 +2,16 @@
 
     candidate_item [C], history_item [S]        always
     history_time_ms [S]                         always; events are sorted by it
-    history_action, history_surface [S]         if the features read them; the next line too
-    history_<field> [S], candidate_<attribute> [C], user_<attribute> [1], context_<name> [1]
+    history_action, history_surface [S]         if the features read them
+    history_<field> [S], candidate_<attribute> [C], user_<attribute> [1], context_<name> [1]   if the features read them
     <name>_present                              for each tensor of the line above: false if a value is missing
     request_time_ms [1], user [1]               always accepted; required if the features read them
 
-Decided: a tensor that is left out gets the values that the importer writes if a log leaves the column out
-(`RequestReader`). A tensor that this model does not read is accepted if the protocol or the training feature set knows
-its name, so that a client can send one request to several models. Such a tensor is skipped before it is decoded. An
-unknown name is refused, because it is usually a typo. The protocol has no tensor of lists, so each list is sent as JSON
-text. Names, datatypes and shapes are compared with what the model takes before any value is read (`check`).
+Decided: a missing tensor gets the values that the importer writes for a missing column of a log (`RequestReader`). A
+tensor that this model does not read is accepted if the protocol or the training feature set knows its name, so that a
+client can send one request to several models. The server does not decode this tensor. An unknown name is refused,
+because it is usually a typo. The protocol has no tensor of lists, so each list is sent as JSON text. `check` compares
+names, datatypes and shapes with the model's inputs before any value is read.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class ModelInputs:
                 raise bad_request(f"input {name} has {num_rows} values; allowed: {expected}")
 
     def _column(self, name: str, values: Any, given: Mapping[str, Any]) -> Any:
-        """Returns values as the request reader takes them; a value is missing if its mask is false."""
+        """Returns values in the form that the request reader takes. A value is missing if its mask is false."""
         type_ = self.inputs[name].type
         if type_ is None:
             return values

@@ -1,12 +1,12 @@
-"""The listening socket: accepts connections and makes one protocol object for each of them.
+"""Accepts connections on the listening socket and makes one protocol object for each connection.
 
 asyncio writes a traceback for every failed `accept` and then does not listen for a second. Here a failure is counted,
 and logged at most once a second. If descriptors or memory ran out, the least useful connection is dropped. If the
 process itself had run out of descriptors, the drop is sure to help, and the next `accept` follows at once. Otherwise
 listening stops for a moment while established clients are served. Decided: each turn of the event loop accepts one
 connection. So a flood of connections does not delay the answers to other clients, and `accept` is called only if a
-client waits. That matters because Linux reports a lack of descriptors even if nobody waits, and then a connection would
-be dropped for nothing.
+client waits. Without a waiting client, `accept` could still fail on Linux for lack of descriptors, and a connection
+would be dropped for nothing.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ logger = logging.getLogger("tackboard.serve")
 class Listener:
     """Accepts connections on a bound socket from `start` to `stop`, both called on the event loop.
 
-    `drop_one` drops a connection to free its descriptor, and returns False if there is none to drop; `on_error` counts
-    a failed `accept`.
+    `drop_one` drops a connection to free its descriptor, and returns False if no connection can be dropped. `on_error`
+    counts a failed `accept`.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Listener:
         self._logged_s = float("-inf")
 
     def start(self) -> None:
-        """Begins to listen; OSError if the socket cannot listen."""
+        """Begins to listen. Raises OSError if the socket cannot listen."""
         self._listener.setblocking(False)
         self._listener.listen(_BACKLOG)
         self._watch()

@@ -1,6 +1,6 @@
-"""The model as clients see it: a scorer with names, tensors and descriptions.
+"""Defines the model as clients see it: a scorer with a name, a version, input tensors and descriptions.
 
-The features of a model decide which tensors it takes; see `inputs`. The server and the offline command make a
+The features of a model decide which tensors the model takes (see `inputs`). The server and the offline command make a
 `ScoreRequest` with the same `RequestReader`, so both apply the same rules to ids, actions and lengths. The computed
 features can be logged for `tackboard features replay`.
 """
@@ -28,7 +28,7 @@ PLATFORM = "tackboard"
 
 
 class ServedModel:
-    """A scorer with a name and a version that takes the tensors of the protocol. `log` gets the computed features."""
+    """Wraps a scorer so that it takes the tensors of the protocol. `log`, if given, gets the computed features."""
 
     def __init__(
         self, scorer: Scorer, *, max_candidates: int, max_events: int = MAX_EVENTS, log: FeatureLog | None = None
@@ -82,7 +82,7 @@ class ServedModel:
         }
 
     def score(self, request: ScoreRequest) -> npt.NDArray[np.float32]:
-        """Returns the scores of the candidates; runs on the model's thread. 500 if a score is not a finite number."""
+        """Returns the scores of the candidates; runs on the model's thread. Raises 500 if a score is not finite."""
         features, scores = self._compute(request)
         if self.log is not None:
             self._log(self.log, request, features)
@@ -99,7 +99,7 @@ class ServedModel:
         }
 
     def warm_up(self) -> None:
-        """Scores made-up requests of the smallest and a large size, so that no client pays for first-time work."""
+        """Scores small and large made-up requests, so that no client has to wait for work that is done only once."""
         for num_events, num_candidates in ((0, 1), (self.signature.max_history, min(1000, self.max_candidates))):
             for _ in range(2):
                 try:
@@ -113,7 +113,7 @@ class ServedModel:
         try:
             features = self.scorer.compute_features(request)
         except (UsageError, DataError) as error:
-            # For example a value outside its declared range: the request is wrong, not the model.
+            # The request is wrong, not the model. For example, a value lies outside its declared range.
             raise bad_request(str(error).replace("\n", "; ")) from None
         scores = np.asarray(self.scorer.score_features(features, request.candidate_items), dtype=np.float32)
         if scores.shape != request.candidate_items.shape or not np.isfinite(scores).all():

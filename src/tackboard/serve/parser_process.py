@@ -1,4 +1,4 @@
-"""The process that reads large bodies: a `Body` goes in through a socket, a `Parsed` or a refusal comes back.
+"""Runs the process that parses large bodies. It gets a `Body` through a socket and returns a `Parsed` or a refusal.
 
     python -m tackboard.serve.parser_process FD        `ParserProcess` starts this; FD is its end of the socket
 
@@ -47,12 +47,12 @@ class ParserProcess:
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Starts the process without waiting until it is ready. If that fails, the first `parse` tries again."""
+        """Starts the process without waiting until it is ready. If the start fails, the first `parse` tries again."""
         with self._in_use, contextlib.suppress(OSError):
             self._connect()
 
     def parse(self, body: Body) -> Parsed:
-        """Does the same as `RequestParser.parse`; empties `body` while sending it. 500 if the process dies or hangs."""
+        """Does the same as `RequestParser.parse`, but empties `body`. Raises 500 if the process dies or hangs."""
         with self._in_use:
             try:
                 connection = self._connect()
@@ -88,7 +88,7 @@ class ParserProcess:
         with ours, theirs:
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                 ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", _STUCK_S, 0))
-            # The import path is ours, without the current folder, which may hold anything. Arithmetic gets one thread.
+            # The child gets our import path without the current folder, which may hold any code. NumPy uses one thread.
             path = os.pathsep.join(filter(None, sys.path))
             self._process = Process(
                 [sys.executable, "-P", "-m", "tackboard.serve.parser_process", str(theirs.fileno())],
@@ -111,7 +111,7 @@ def serve_parser(connection: Connection) -> None:
     with contextlib.suppress(EOFError, OSError):
         parser = connection.recv()
         while True:
-            # No variable keeps the body here, because it would hold the body's memory until the next body comes.
+            # No variable holds the body here, because the body's memory would then be kept until the next body comes.
             connection.send(_answer(parser, _receive(connection)))
             gc.collect()
 

@@ -1,11 +1,11 @@
 """Turns bodies into score requests, and decides which bodies are cheap enough for the event loop.
 
 Work on the event loop delays every other request, health calls included, so no callback may take more than 5 ms of CPU
-time. `RequestParser.parse_cheap` reads a body only if its estimated cost is far below that. It counts bytes, commas and
-brackets of the JSON, then the declared sizes of the tensors, and returns None for an expensive body. Few clients send
-expensive bodies; these go to `parser_process`, where `parse` reads them. Decided: a thread is not enough, because
-decoding JSON and converting to arrays hold the interpreter's lock for their whole call. `parse` and `parse_cheap` use
-the same functions, so the meaning of a request does not depend on its size.
+time. `RequestParser.parse_cheap` reads a body only if its estimated cost is far below this limit. To estimate the cost,
+it counts bytes, commas and brackets of the JSON, and then the declared sizes of the tensors. For an expensive body it
+returns None. Expensive bodies are rare; `parser_process` reads them with `parse`. Decided: a thread is not enough,
+because decoding JSON and converting to arrays hold the interpreter's lock for their whole call. `parse` and
+`parse_cheap` use the same functions, so the meaning of a request does not depend on its size.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Body:
 
 @dataclass(slots=True)
 class Parsed:
-    """What a client asks for, and the history and candidates to score."""
+    """Holds what a client asks for, and the history and candidates to score."""
 
     request: InferRequest
     score_request: ScoreRequest
@@ -65,7 +65,7 @@ class RequestParser:
         self.limits = limits
 
     def parse(self, body: Body) -> Parsed:
-        """Reads the request in a body of any size; RequestError if the body is not a request."""
+        """Reads the request in a body of any size. Raises RequestError if the body is not a request."""
         return self._read(self._open(decompress(body.joined(), body.encoding, self.limits), body.header_length))
 
     def parse_cheap(self, body: Body, admit: Callable[[int, int | None], None]) -> Parsed | None:

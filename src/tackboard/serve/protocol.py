@@ -1,8 +1,8 @@
-"""The infer call of the Open Inference Protocol: reads the tensors of a body, and writes the body of an answer.
+"""Implements the infer call of the Open Inference Protocol: reads the tensors of a body, and writes an answer's body.
 
 A body is JSON, or JSON followed by the raw bytes of its tensors. In the second case the header
 Inference-Header-Content-Length gives the length of the JSON. Content-Type is ignored, because the most used client
-sends none. A hostile body is refused here before it costs much. The checks cover the compression ratio, the number and
+sends none. A hostile body is refused before it costs much. The checks cover the compression ratio, the number and
 depth of JSON values, the number, ranks and shapes of tensors, sizes that do not add up, and names given twice. Decided:
 `open_infer` reads the declarations of a body and no tensor values; `OpenBody.read` reads the values after the caller
 has compared the declarations with the model. A request for a part of Triton that this server lacks (shared memory,
@@ -59,7 +59,7 @@ class ProtocolLimits:
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """What one infer call asks for: the outputs (name → whether binary; empty means all) and the timeout.
+    """Holds what one infer call asks for: the outputs (name → whether binary; empty means all) and the timeout.
 
     `skipped_bytes` is the size, as sent, of the tensors that the model does not read.
     """
@@ -82,7 +82,7 @@ class DeclaredTensor:
     raw: memoryview | None
 
     def read(self) -> Tensor:
-        """Reads the values; 400 if they do not fit the declaration."""
+        """Reads the values. Raises 400 if the values do not fit the declaration."""
         if self.raw is None:
             return from_json(self.name, self.datatype, self.shape, self.data)
         return from_binary(self.name, self.datatype, self.shape, self.raw)
@@ -96,12 +96,12 @@ class OpenBody:
     declared: dict[str, DeclaredTensor]
 
     def read(self) -> dict[str, Tensor]:
-        """Reads the tensors; 400 if their values do not fit the declarations."""
+        """Reads the tensors. Raises 400 if their values do not fit the declarations."""
         return {name: tensor.read() for name, tensor in self.declared.items()}
 
 
 def decompress(body: bytes, encoding: str, limits: ProtocolLimits) -> bytes:
-    """Returns the decompressed body; 413 if it is too large, 415 if the encoding is neither gzip nor deflate."""
+    """Returns the decompressed body. Raises 413 if it is too large, 415 if the encoding is neither gzip nor deflate."""
     if encoding in ("", "identity"):
         return body
     by_ratio = max(_RATIO_FREE_BYTES, len(body) * limits.max_compression_ratio)
@@ -199,7 +199,7 @@ def check_outputs(request: InferRequest, known: tuple[str, ...]) -> None:
 def _decompressor(body: bytes, encoding: str) -> zlib._Decompress:
     if encoding not in ("gzip", "x-gzip", "deflate"):
         raise RequestError(415, f"content encoding {shown(encoding)} is not supported; allowed: gzip, deflate")
-    # 47 detects zlib or gzip by the first bytes; -15 is the deflate without a header that some clients send.
+    # With 47, zlib detects zlib or gzip by the first bytes. With -15 it reads deflate without a header.
     return zlib.decompressobj(-15 if encoding == "deflate" and not _has_zlib_header(body) else 47)
 
 

@@ -33,7 +33,7 @@ class Route:
 
 
 def find_route(method: str, raw_path: bytes) -> Route:
-    """Finds the call of a method and path; 404 for an unknown path, 405 for a wrong method, 400 for a bad name."""
+    """Finds the call of a method and path. Raises 404 for unknown paths, 405 for wrong methods, 400 for bad names."""
     segments = tuple(_unquote(part) for part in raw_path.strip(b"/").split(b"/"))
     if segments in _SERVER_CALLS:
         return _checked(method, "GET", Route(_SERVER_CALLS[segments]))
@@ -54,7 +54,7 @@ def is_plain_name(text: str) -> bool:
 
 
 def _checked(method: str, allowed: str, route: Route) -> Route:
-    # HEAD is GET without the body; load balancers probe with it.
+    # HEAD is GET without the body; load balancers probe a server with HEAD.
     if method != allowed and (method, allowed) != ("HEAD", "GET"):
         raise RequestError(405, f"this path takes {allowed} only", allow=allowed)
     return route

@@ -1,4 +1,4 @@
-"""The server process: serves a scorer with the settings of a config until it is told to stop.
+"""Runs the server process, which serves a scorer with the settings of a config until it is told to stop.
 
 At the start the server takes the port, warms the model up, listens and reports its address. On SIGTERM or SIGINT the
 server drains: it is no longer ready, refuses new infer calls with 503, finishes admitted requests, closes and exits
@@ -56,7 +56,7 @@ class ServeConfig:
     host: str = "127.0.0.1"
     """Address or name to listen on."""
     port: int = 8000
-    """TCP port; 0 takes a free one."""
+    """TCP port; 0 takes a free port."""
     token: str | None = None
     """Token that clients must send as `Authorization: Bearer …` on every path; None means that no token is needed."""
     insecure: bool = False
@@ -145,7 +145,7 @@ class Server:
         return ended
 
     def drain(self) -> None:
-        """Begins to stop the server, as SIGTERM does; a second call stops at once. No effect on a stopped server."""
+        """Begins to stop the server, as SIGTERM does. A second call stops the server at once."""
         if self._loop is not None and self._uvicorn is not None:
             # A closed loop means that the server has stopped in the meantime.
             with contextlib.suppress(RuntimeError):
@@ -216,7 +216,7 @@ class _DrainingServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        # uvicorn would raise the signal again at the end, and the process would die of it instead of exiting with 0.
+        # uvicorn would raise the signal again at the end, and the signal would kill a process that must exit with 0.
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -231,7 +231,7 @@ class _DrainingServer(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def begin_drain(self) -> None:
-        """The first call begins the drain; the second ends it at once."""
+        """Begins the drain; a second call ends the drain at once."""
         owner = self.owner
         owner.admission.draining = True
         owner.telemetry.set_ready(ready=False)
@@ -261,7 +261,10 @@ class _DrainingServer(uvicorn.Server):
 
 
 def take_port(config: ServeConfig) -> socket.socket:
-    """Binds a socket that does not listen yet. UsageError if the port is in use, or open to others without a token."""
+    """Binds a socket that does not listen yet.
+
+    Raises UsageError if the port is in use, or if other machines could reach the server without a token.
+    """
     try:
         found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError):
@@ -286,7 +289,7 @@ def take_port(config: ServeConfig) -> socket.socket:
 
 
 def fit_to_descriptors(limits: ConnectionLimits) -> ConnectionLimits:
-    """Returns the limits with no more connections than this process has descriptors for; reports a reduction."""
+    """Lowers the number of connections to what this process has descriptors for, and reports if it was lowered."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     # The lowest free descriptor; all descriptors below it are open.
     free = os.open(os.devnull, os.O_RDONLY)

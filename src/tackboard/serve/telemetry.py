@@ -35,7 +35,7 @@ _CANDIDATES = (1, 10, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
 
 @dataclass(slots=True)
 class TotalDuration:
-    """The number of times that something happened, and the total time in nanoseconds. Field names are Triton's."""
+    """Counts occurrences of one kind, and sums their durations in nanoseconds. The field names are Triton's."""
 
     count: int = 0
     ns: int = 0
@@ -58,9 +58,10 @@ class Timings:
 
 
 class Telemetry:
-    """Counts for one served model.
+    """Counts the requests and connections of one served model.
 
-    `pending` returns the number of waiting requests, `feature_log` the number of requests for each of LOG_OUTCOMES.
+    `pending` returns the number of waiting requests. `feature_log` returns the number of requests for each outcome in
+    LOG_OUTCOMES.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class Telemetry:
         self._expired.labels(stage).inc()
 
     def closed(self, reason: str) -> None:
-        """Counts a connection that the server closed for a `reason`, one of CLOSED_REASONS."""
+        """Counts a connection that the server closed; `reason` is one of CLOSED_REASONS."""
         self._closed.labels(reason).inc()
 
     def accept_failed(self) -> None:
@@ -195,7 +196,7 @@ class Telemetry:
         child.observe(total_ns / 1e9)
 
     def _triton_text(self) -> str:
-        # Written by hand: the client library would append `_total` to these names, and dashboards would miss them.
+        # This text is made by hand, because the client library would append `_total` to names that dashboards expect.
         num_answered, num_computed = self._durations["success"].count, self._durations["compute_infer"].count
         label = f'model="{_escape(self.model)}",version="{_escape(self.version)}"'
         lines: list[str] = []

@@ -53,7 +53,7 @@ class Tensor:
 
 
 def check_datatype(name: str, datatype: object) -> str:
-    """Returns the datatype as text; 501 for BF16, which this server does not support; 400 for an unknown datatype."""
+    """Returns the datatype as text. Raises 501 for BF16, which is not supported, and 400 for an unknown datatype."""
     if isinstance(datatype, str) and datatype in DATATYPES:
         return datatype
     if datatype == "BF16":
@@ -62,7 +62,7 @@ def check_datatype(name: str, datatype: object) -> str:
 
 
 def check_shape(name: str, shape: object, max_elements: int) -> tuple[int, ...]:
-    """Returns the shape as non-negative integers whose product is at most `max_elements`; 400 otherwise."""
+    """Returns the shape. Raises 400 if a size is not an integer of 0 or more, or the product exceeds `max_elements`."""
     if not isinstance(shape, list) or any(type(size) is not int for size in shape):
         raise bad_request(f"tensor {shown(name)} needs a shape that is a list of integers")
     if len(shape) > MAX_RANK:
@@ -87,7 +87,7 @@ def check_size(name: str, datatype: str, shape: tuple[int, ...], num_bytes: int)
 
 
 def from_json(name: str, datatype: str, shape: tuple[int, ...], data: object) -> Tensor:
-    """Reads a tensor from JSON `data`, flat or nested row-major; 400 if a value or the number of values is wrong."""
+    """Reads a tensor from JSON `data`, flat or nested row-major. Raises 400 if the values or their number are wrong."""
     flat = _flatten(name, data, len(shape))
     _check_count(name, len(flat), shape)
     kinds = set(map(type, flat))
@@ -111,7 +111,7 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: object) ->
 
 
 def from_binary(name: str, datatype: str, shape: tuple[int, ...], raw: memoryview) -> Tensor:
-    """Reads a tensor from raw bytes; 400 if they do not fill the shape exactly, or hold NaN or infinity."""
+    """Reads a tensor from raw bytes. Raises 400 if the bytes do not fill the shape exactly, or hold NaN or infinity."""
     if datatype == "BYTES":
         return Tensor(name, datatype, shape, _split_bytes(name, raw, math.prod(shape)))
     check_size(name, datatype, shape, len(raw))

@@ -15,7 +15,7 @@ MIN_TOKEN_LENGTH = 16
 
 
 def read_token(token_file: Path | None) -> str | None:
-    """Returns the token from a file or, if no file is given, from the environment. UsageError for a bad file."""
+    """Returns the token from a file, or from the environment if no file is given. Raises UsageError for a bad file."""
     if token_file is None:
         return os.environ.get(TOKEN_VARIABLE) or None
     try:
