@@ -124,7 +124,8 @@ def tiles_of(num_rows: int, num_heads: int, length: int, most: int) -> list[Tile
 
 
 def attend_in_tiles(attend: Attend, q_BHSd: torch.Tensor, k_BHSd: torch.Tensor, v_BHSd: torch.Tensor) -> torch.Tensor:
-    """Calls `attend` tile by tile; returns [B, H, S, d]. Of several tiles, the backward pass computes each again."""
+    """Calls `attend` tile by tile; returns [B, H, S, d]. If tiles are several, the backward pass computes them
+    again."""
     B, H, S, _ = q_BHSd.shape
     most = TILE_CELLS[q_BHSd.device.type]
     if most >= B * H * S * S:
@@ -142,7 +143,7 @@ def attend_in_tiles(attend: Attend, q_BHSd: torch.Tensor, k_BHSd: torch.Tensor, 
 
 
 class ElapsedBuckets:
-    """Computes the bucket of the time from each key to each query, tile by tile, or once for all layers if few."""
+    """Computes the buckets of the times from keys to queries: for a small grid once, otherwise tile by tile."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from tackboard.models.decoder import LayerStack, Packing, PositionEncoding
 
 
 class SASRecLayer(nn.Module):
-    """One layer: normed queries attend to the tokens, the result is added to them, and a pointwise network follows."""
+    """One layer: normed queries attend to tokens, the normed tokens are added, and a pointwise network follows."""
 
     compiles = True
 
