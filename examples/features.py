@@ -23,7 +23,7 @@ away_s = request.time.seconds_since(events.last(events.time)).fill_missing(30 * 
 features = FeatureSet(
     "feed",
     version=1,
-    # These features have one value per request, of about -3 to 3. A model may read them (model.request_features).
+    # These features have one value per request, of magnitude about 1. A model may read them (model.request_features).
     like_rate=(feature("likes_7d") / feature("events_7d")).finite().fill_missing(0.0),
     interest=likes.decayed_sum(1.0, half_life=hours(12)).log1p(),
     recency=(away_s.log1p() / 8.0).described("Time since the last event, on a logarithmic scale."),

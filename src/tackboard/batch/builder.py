@@ -74,8 +74,7 @@ class PreparedHistories:
         self._request = features_of(request)
 
     def in_order(self, order: NDArray[np.int64]) -> PreparedHistories:
-        """Returns the same histories, or some of them, in another order. This is much cheaper than a new
-        preparation."""
+        """Returns the same histories, or some of them, in another order, without preparing them again."""
         lengths = np.diff(self.offsets)[order]
         events = ranges(self.offsets[:-1][order], lengths)
         places = torch.from_numpy(events)

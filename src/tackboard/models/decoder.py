@@ -124,8 +124,7 @@ def tiles_of(num_rows: int, num_heads: int, length: int, most: int) -> list[Tile
 
 
 def attend_in_tiles(attend: Attend, q_BHSd: torch.Tensor, k_BHSd: torch.Tensor, v_BHSd: torch.Tensor) -> torch.Tensor:
-    """Calls `attend` tile by tile; returns [B, H, S, d]. If tiles are several, the backward pass computes them
-    again."""
+    """Calls `attend` tile by tile; returns [B, H, S, d]. With several tiles, the backward pass computes them again."""
     B, H, S, _ = q_BHSd.shape
     most = TILE_CELLS[q_BHSd.device.type]
     if most >= B * H * S * S:

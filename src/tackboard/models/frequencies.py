@@ -12,8 +12,8 @@ A slot that several items share is seen more often than each of the items. So ev
 independent hash functions, and the smallest estimate is used. Without a collision all estimates are equal.
 
 Decided, because the publication does not say:
-- The interval is averaged, not its inverse, because the mean interval is unbiased and the loss multiplies by the
-  interval.
+- The interval is averaged, not its inverse, because the loss multiplies by the interval, and the mean interval is
+  unbiased.
 - The first averages are plain means: the share of a new observation is 1/n until 1/n falls to `rate`. The first
   interval is counted from the beginning of training, because this interval has the same distribution as all others.
 - An item that was not seen for longer than its interval is treated as if it were seen now. So the estimate of an item

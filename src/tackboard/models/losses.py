@@ -207,7 +207,7 @@ def info_nce(
     seen_A: torch.Tensor | None = None,
     log_sum: nn.Module | None = None,
 ) -> torch.Tensor:
-    """Returns the loss of each pair [P]. `pairs.tokens` indexes `hidden_AD`, divided by the temperature.
+    """Returns the loss of each pair [P]. `hidden_AD`, indexed by `pairs.tokens`, is already divided by the temperature.
 
     `own_items_BM` says which items are no negatives of a row's tokens. Without `seen_A`, `own_items_BM` is the mask of
     `same_user_items`, which contains every right item. With `seen_A`, the number of events that each token has seen,

@@ -195,8 +195,7 @@ class PinFM(RetrievalModel):
     def loss(self, batch: SequenceBatch) -> LossOutput:
         """Returns the InfoNCE loss of positive events, predicted from earlier events of the user; see `targets`."""
         if self.training:
-            # The parameter itself is clamped. If its exponential were clamped, the gradient beyond the limit would be
-            # 0.
+            # The parameter itself is clamped. If its exponential were clamped, the gradient there would be 0.
             with torch.no_grad():
                 self.log_inverse_temperature.clamp_(max=math.log(MAX_INVERSE_TEMPERATURE))
         items_ME = self.item_tables(batch.item_rows)
@@ -262,7 +261,7 @@ class PinFM(RetrievalModel):
         return self.encode_requests(batch)[1]
 
     def encode_requests(self, batch: SequenceBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns for each history the hidden vector after its last event [B, D], and its unit vector."""
+        """Returns for each history the hidden vector after its last event [B, D], and that vector as a unit vector."""
         since_last_B = batch.of_request(SINCE_LAST) if self.config.request_time else None
         hidden_TD = self._hidden(batch, self.item_tables(batch.item_rows), since_last_B)
         hidden_BD = self._with_request(hidden_TD.index_select(0, TokenPlaces.of(batch).lasts), batch)

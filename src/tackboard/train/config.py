@@ -38,8 +38,7 @@ class TrainingConfig:
     validation_steps: int = 100
     """Largest number of steps of held-out data that a judgement reads. Every judgement reads the same steps."""
     patience: int = 0
-    """Training ends after this many judgements in a row without a better loss. 0 means that training never ends
-    early."""
+    """Training ends after this many judgements in a row without a better loss. With 0 training never ends early."""
     log_every: int = 10
     """Steps between lines of metrics.jsonl."""
     num_threads: int = 0
@@ -81,7 +80,8 @@ class StartConfig:
     """Run or checkpoint whose parameters are taken by name. If empty, all parameters are random."""
     prefix: str = ""
     """Prefix that the taken parameters have in this model: `pinfm.` if this model contains the run's model under the
-    name `pinfm`. The run must have all parameters that have this prefix here; its names for them lack the prefix."""
+    name `pinfm`. The other run must have all parameters that begin with the prefix here, under names without the
+    prefix."""
 
 
 DATA_CONFIGS: dict[str, type[StepsConfig]] = {cls.kind: cls for cls in (DataConfig, RequestConfig)}

@@ -50,8 +50,7 @@ from tackboard.train.start import take_parameters
 from tackboard.train.validation import Validation, mean_loss
 
 ORDER_VERSION = 2
-"""Version of the order of data. Version 1 had no windows, so the versions differ only for datasets of several
-windows."""
+"""Version of the order of data. Version 1 had no windows, so both differ only for datasets of several windows."""
 
 
 class _StopNow(BaseException):
@@ -125,8 +124,7 @@ class Trainer:
             self.run.clean()
             self.store.clean()
             self._resume_or_start()
-            # `latest` moves only now, because a run that starts from `runs/latest` must first read parameters from
-            # there.
+            # `latest` moves only now, because a run that starts from `runs/latest` must first read that run.
             self.run.make_latest()
             self.run.set_status("running")
             try:
@@ -285,8 +283,7 @@ class Trainer:
             if before != self.num_threads:
                 # Sums over another number of threads are rounded differently; everything else stays the same.
                 say(f"warning: the run had {before} threads and has {self.num_threads} now: results differ in rounding")
-            # After a kill between the two renames of a save, or with a damaged checkpoint, `latest` points to another
-            # one.
+            # After a kill between the two renames of a save, or with a damaged checkpoint, `latest` points elsewhere.
             self.store.point_latest(checkpoint.path)
             self.store.point_best(self.validation.best_step)
             self.run.cut_metrics_after(self.step)

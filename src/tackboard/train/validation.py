@@ -1,4 +1,4 @@
-"""Judges the model during training: computes the loss on held-out users, and decides whether training goes on.
+"""Judges the model during training: computes the loss on held-out users, keeps the best step, and may end training.
 
 A judgement is the model's own loss on the users of `data.validation_share`, without dropout, as the mean over positives
 or known labels. Batches are numbered steps as in training, and every judgement starts with the same random seed. So two
