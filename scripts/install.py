@@ -278,7 +278,7 @@ def has_nvidia_driver() -> bool:
 
 
 def clean_environment() -> Dict[str, str]:
-    """Returns the user's environment variables for pip, without those that would send packages to another place."""
+    """Returns the user's environment variables for pip, except variables that would send packages elsewhere."""
     environment = dict(os.environ)
     for name in (
         "PIP_TARGET",

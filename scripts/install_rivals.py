@@ -87,7 +87,7 @@ def _run(stage: str, command: list[str]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Returns the user's environment variables, without those that would send packages to another place."""
+    """Returns the user's environment variables, except variables that would send packages to another place."""
     dropped = {"PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_DRY_RUN", "PYTHONHOME", "PYTHONPATH"}
     return {name: value for name, value in os.environ.items() if name not in dropped}
 

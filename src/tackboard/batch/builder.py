@@ -1,9 +1,8 @@
 """Builds batches from columns of the unified feature representation, for training and for scoring.
 
-    make_batch          one batch of histories, for evaluation; also the slow twin of `PreparedHistories`
-    PreparedHistories   many histories, prepared once; a batch is a slice of them
-    make_request        one request with its candidates, as a server receives it
-    make_requests       several requests whose distinct items are known already
+    make_batch          one batch of histories, for evaluation; slower than `PreparedHistories`, with the same result
+    PreparedHistories   many histories, prepared once; a batch is a slice of them make_request        one request with
+    its candidates, as a server receives it make_requests       several requests whose distinct items are known already
     with_items          a batch of histories with further items, such as drawn negatives
 
 The functions take a sequence column with the column `item`, features as columns, and ids of candidates. They return

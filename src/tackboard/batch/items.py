@@ -46,7 +46,7 @@ class ItemTable:
 def distinct_items(
     item_ids: NDArray[np.int64], hashing: HashConfig, log_q: LogShares | None = None
 ) -> dict[str, torch.Tensor]:
-    """Returns `items`, `item_ids`, `item_rows` and `item_log_q` of a batch; `item_ids` has all its items, in order."""
+    """Returns `items`, `item_ids`, `item_rows` and `item_log_q` of a batch with these events and candidates."""
     distinct, places = np.unique(item_ids, return_inverse=True)
     return {"items": torch.from_numpy(places), **ItemTable(distinct, hashing, log_q).tensors()}
 

@@ -95,8 +95,8 @@ class BackboneConfig:
 def without_unread(values: Any, kind: str) -> Any:
     """Removes, from the flat settings of an older version, the settings that the kind of backbone never reads.
 
-    Older versions allowed such settings. `kind` is assumed if the settings name no kind. Settings that are nested, as
-    they are today, are returned unchanged.
+    Older versions allowed such settings. `kind` is assumed if the settings name no kind. Nested settings are returned
+    unchanged.
     """
     kind = values.get("backbone", kind) if isinstance(values, dict) else ""
     if not isinstance(kind, str) or kind not in BACKBONES:

@@ -8,8 +8,8 @@ Input and output are those of `decoder.LayerStack`. For a token x, one layer com
 
 A softmax would tell which keys matter most, but not how many keys matter. Here the sum grows if more keys match the
 token. For that reason n is a constant, the largest length. The norms have no parameters. The heads of a layer share one
-learned bias per distance in positions and one per bucket of time. All of this is as in the public code. As in that
-code, the time is measured up to the event after the query, if `query_times_T` is given.
+learned bias per distance in positions and one per bucket of time. All of this is as in the public code. With
+`query_times_T`, the time is measured up to the event after the query, also as in that code.
 
 Decided: keys farther away than `max_positions` get the bias of the farthest distance, and keys with a later time than
 their query get time bucket 0 (the public code takes the absolute value of the time). `final_norm` is our addition, so

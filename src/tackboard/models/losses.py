@@ -1,4 +1,4 @@
-"""InfoNCE: a loss that compares the right item with wrong items, the negatives.
+"""InfoNCE is a loss that compares the right item with wrong items, the negatives.
 
 The module takes hidden vectors of predictions, vectors of distinct items and the right item of each prediction. It
 returns a loss per pair.
@@ -41,7 +41,7 @@ from tackboard.models.targets import Pairs, next_token_pairs, row_of_event
 EXCLUDED = -1e4
 """The score of an item that is no negative. It is not -inf, which gives NaN gradients if there are no negatives."""
 BLOCK_CELLS = {"cpu": 1 << 25, "cuda": 1 << 27}
-"""Largest number of scores (tokens × items) that exist at one time: 128 MiB in fp32, on a GPU 512 MiB."""
+"""Largest number of scores (tokens × items) that exist at one time: 128 MiB in fp32, or 512 MiB on a GPU."""
 ALIGNED_ITEMS = 8
 """Number of half-precision numbers in 16 bytes. Matrix units of a GPU want rows to begin at multiples of 16 bytes."""
 

@@ -261,7 +261,7 @@ class PinFM(RetrievalModel):
         return self.encode_requests(batch)[1]
 
     def encode_requests(self, batch: SequenceBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns for each history the hidden vector after its last event [B, D], and that vector as a unit vector."""
+        """Returns the hidden vector after the last event of each history [B, D], and the user's unit vectors [B, D]."""
         since_last_B = batch.of_request(SINCE_LAST) if self.config.request_time else None
         hidden_TD = self._hidden(batch, self.item_tables(batch.item_rows), since_last_B)
         hidden_BD = self._with_request(hidden_TD.index_select(0, TokenPlaces.of(batch).lasts), batch)

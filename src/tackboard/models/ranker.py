@@ -1,4 +1,4 @@
-"""A small ranker: a PinFM with a head that predicts one label for each candidate of a request.
+"""Defines a small ranker: a PinFM with a head that predicts one label for each candidate of a request.
 
 The ranker takes requests with candidates and labels. It returns a loss, or the log odds that a candidate's label is 1.
 
@@ -6,7 +6,7 @@ The ranker takes requests with candidates and labels. It returns a loss, or the 
                                          ├─ [u, z, u∘z] ─ MLP ─►  log odds
     candidate  ─ pinfm ─►  item vector z ┘
 
-A history is encoded once, however many candidates a request has. With `start.run` and `start.prefix=pinfm.` the PinFM
+The history of a request is encoded once for all of its candidates. With `start.run` and `start.prefix=pinfm.` the PinFM
 starts from the parameters of a pretraining run. `optimizer.multipliers={"pinfm.": 0.1}` gives the PinFM a tenth of the
 head's learning rates; 0 freezes the PinFM. With `head.reads = hidden` the head also reads the vectors from which u and
 z are computed.

@@ -101,5 +101,5 @@ def join_pairs(parts: list[Pairs]) -> Pairs:
 def _pairs(batch: SequenceBatch, before_P: torch.Tensor, events_P: torch.Tensor) -> Pairs:
     """Pairs the token before event `before_P` with the event `events_P` of the same row."""
     rows_P = row_of_event(batch).index_select(0, events_P)
-    # The token before event n has number n + row, because its row and each row before add a start token.
+    # The token before event n has number n + row, because each row up to and including this row adds a start token.
     return Pairs(tokens=before_P + rows_P, items=batch.items.index_select(0, events_P), rows=rows_P)

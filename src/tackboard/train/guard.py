@@ -1,4 +1,4 @@
-"""The guard of a run: it detects bad losses and gradients, and remembers the data to skip.
+"""Defines the guard of a run, which detects bad losses and gradients, and remembers the data to skip.
 
 A non-finite loss is caught before `backward`. No parameter has moved yet, and the step's data is skipped. A non-finite
 or spiking dense gradient is caught after `backward`, when the tables have moved already. So the run goes back to its
