@@ -1,8 +1,9 @@
 """Builds batches from columns of the unified feature representation, for training and for scoring.
 
     make_batch          one batch of histories, for evaluation; slower than `PreparedHistories`, with the same result
-    PreparedHistories   many histories, prepared once; a batch is a slice of them make_request        one request with
-    its candidates, as a server receives it make_requests       several requests whose distinct items are known already
+    PreparedHistories   many histories, prepared once; a batch is a slice of them
+    make_request        one request with its candidates, as a server receives it
+    make_requests       several requests whose distinct items are known already
     with_items          a batch of histories with further items, such as drawn negatives
 
 The functions take a sequence column with the column `item`, features as columns, and ids of candidates. They return
@@ -38,7 +39,7 @@ def make_batch(
     is_positive: NDArray[np.bool_] | None = None,
     log_q: LogShares | None = None,
 ) -> SequenceBatch:
-    """Builds a batch of B histories from `history`, a sequence column that has the column `item`.
+    """Builds a batch of B histories from a sequence column with the column `item`, and from features of the request.
 
     `is_positive` [N] marks the events that a loss may predict (default: none). `log_q` gives the log of each distinct
     item's share of the training events, for the popularity correction of the loss (default: 0). `users` [B] holds the

@@ -1,15 +1,16 @@
 """Streaming frequencies: this module estimates, while training, the expected count of each item in a step.
 
-The popularity correction of the loss divides a negative by its expected count in a step. Counting ahead of training
-needs a pass over the data, and the counts go stale if the data never ends. Here the count is estimated during training
-(Yi et al., RecSys 2019): each hashed slot keeps the step in which it was last seen and a moving average of the interval
+The popularity correction of the loss divides a negative by its expected count in a step. To count before training needs
+a pass over the data, and these counts go stale if the data never ends. Here the count is estimated during training (Yi
+et al., RecSys 2019): each hashed slot keeps the step in which it was last seen and a moving average of the interval
 between two steps that saw it. The inverse of the interval is the probability that a step sees the slot. A slot also
 keeps the mean count over the steps that saw it, because a popular item occurs in a step more than once:
 
     expected count = mean count when seen / mean interval between steps that see it
 
 A slot that several items share is seen more often than each of the items. So every item has several slots, of
-independent hash functions, and the smallest estimate is used. Without a collision all estimates are equal.
+independent hash functions, and the smallest estimate is used. If no items share slots, all estimates of an item are
+equal.
 
 Decided, because the publication does not say:
 - The interval is averaged, not its inverse, because the loss multiplies by the interval, and the mean interval is

@@ -10,8 +10,8 @@ A rival takes a batch of histories. It returns a loss, or vectors of histories a
 An item has one row of a plain table, which serves both as input and as output. The hidden vector of an event predicts
 the next event of its row, so nothing predicts the first event. An empty history has the vector 0, so all items get the
 same score. A LayerNorm precedes inner products, as in SASRec's paper; an L2 norm precedes cosines, as in HSTU's public
-code. `mixed` is for catalogues that are too large to score at every step. It has the negatives and weights of PinFM
-(`losses.py`), but a user's own items stay among the negatives, as in the exact softmax.
+code. `mixed` is for catalogues that are too large to score at every step. `mixed` has the negatives and weights of
+PinFM (`losses.py`), but a user's own items stay among the negatives, as in the exact softmax.
 
 The published models read items and their order; HSTU also reads times, including the time of the request. The switches
 `use_actions`, `use_time_gap` and `use_request_time` give a rival the inputs of PinFM, so that both can be compared on
@@ -62,7 +62,7 @@ class PlainTableConfig(TableConfig):
     dim: int = 0
     """Must be 0: rows are as wide as the model, because they are its input and its output."""
     init_std: float = SMALL_STD
-    """Standard deviation of fresh rows; no fresh value is larger than twice this number."""
+    """Standard deviation of fresh rows; no fresh value is farther from 0 than twice this number."""
 
     def __post_init__(self) -> None:
         HashConfig.__post_init__(self)

@@ -13,8 +13,8 @@ precision.
 
 Decided: fresh rows are drawn in place, and half-precision rows block by block, so that making a table never needs room
 for a second table. With the same seed, a half-precision table begins as the fp32 table rounded to nearest. The type of
-the rows decides how a table is looked up. So a table that was trained in fp32 and stored in fp16 is read as it is
-stored: `stored_parameters` makes the table without rows and gives it the rows of the file.
+the rows decides how a table is looked up. So a table that was trained in fp32 and stored in fp16 is read in fp16:
+`stored_parameters` makes the table without rows and gives it the rows of the file.
 
 Shapes: M distinct items, k hash functions, D width of the concatenation, R rows of all sub-tables, d width of a row.
 """

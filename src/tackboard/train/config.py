@@ -26,7 +26,7 @@ from tackboard.train.optimizers import OptimizerConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """The length of training, how often files are written, and the device."""
+    """The length of training, the intervals at which files are written, and the device."""
 
     steps: int = 1000
     """Number of optimiser steps."""
@@ -104,7 +104,7 @@ class RunConfig:
     guard: GuardConfig = dataclasses.field(default_factory=GuardConfig)
     """The handling of losses and gradients that are not finite, and of gradients that spike."""
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
-    """The length of training, how often files are written, and the device."""
+    """The length of training, the intervals at which files are written, and the device."""
     evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
     """The evaluation of the trained model."""
     seed: int = 0
