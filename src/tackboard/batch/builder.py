@@ -161,7 +161,7 @@ def make_requests(
 
 
 def with_items(batch: SequenceBatch, table: ItemTable) -> SequenceBatch:
-    """Returns the batch with the items of `table` as distinct items; they must include the batch's own items."""
+    """Returns the batch with the items of `table` as distinct items; `table` must hold the batch's own items."""
     places = torch.from_numpy(table.ids.searchsorted(batch.item_ids.numpy()))
     parts = {**vars(batch), "items": places.take(batch.items), **table.tensors()}
     return SequenceBatch(**parts)

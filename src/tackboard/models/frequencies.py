@@ -1,6 +1,6 @@
 """Streaming frequencies: this module estimates, while training, the expected count of each item in a step.
 
-The popularity correction of the loss divides a negative by its expected count in a step. To count before training needs
+The popularity correction of the loss divides a negative by its expected count in a step. Counting before training needs
 a pass over the data, and these counts go stale if the data never ends. Here the count is estimated during training (Yi
 et al., RecSys 2019): each hashed slot keeps the step in which it was last seen and a moving average of the interval
 between two steps that saw it. The inverse of the interval is the probability that a step sees the slot. A slot also
