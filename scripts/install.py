@@ -11,8 +11,9 @@ Decided:
   file with another hash is refused. torch and the packages of its builds (requirements/torch.txt) are installed
   separately and without hashes, because each index has its own file of the same version.
 - Pins carry no local suffix. pip is asked beforehand which torch build it would install (`--dry-run --report`), so that
-  a machine without a GPU never downloads gigabytes of CUDA unannounced. pip first asks the configured index or wheel
-  folder, then PyTorch's public CPU index. The CUDA build is taken only if neither has a CPU build, with a warning.
+  a machine without a GPU never downloads gigabytes of CUDA unannounced. For such a machine, pip asks the configured
+  index or wheel folder, then PyTorch's public CPU index; if neither has a CPU build, the CUDA build is installed, with
+  a warning.
 - The stamp is written last. A marker, written first, tells the next run that this run did not finish; the next run then
   compares every installed file with its record and reinstalls the packages that are damaged.
 """
