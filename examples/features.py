@@ -1,4 +1,4 @@
-r"""Features of a feed, over the dataset that `tackboard data synth` makes.
+r"""Defines features of a feed over the dataset that `tackboard data synth` makes.
 
 tackboard features check examples/features.py --data datasets/demo
 tackboard features explain examples/features.py --feature like_rate
@@ -9,7 +9,7 @@ tackboard train demo --set data.features=examples/features.py \
 
 from tackboard.features.language import Events, FeatureSet, Int, Item, Request, Time, cross, days, feature, hours
 
-# The columns of the data. Attributes may be missing, for example those of an item that nobody has listed.
+# These are the columns of the data. Attributes may be missing, for example of an item that nobody has listed.
 item = Item(topic=Int(minimum=0), style=Int(minimum=0), birth_ms=Time())
 events = Events()
 request = Request()
@@ -19,15 +19,15 @@ likes = events.where(events.action.is_in(["click", "save", "share"]))
 of_this_item = events.matching(events.item, item.id)
 away_s = request.time.seconds_since(events.last(events.time)).fill_missing(30 * 86_400.0)
 
-# A set without a `history` of its own gets the standard one when a model is trained with it.
+# This set defines no `history`, so a model that is trained with the set reads the standard history.
 features = FeatureSet(
     "feed",
     version=1,
-    # One value per request, of a size of about 1. A model may read these features (model.request_features).
+    # These features have one value per request, of magnitude about 1. A model may read them (model.request_features).
     like_rate=(feature("likes_7d") / feature("events_7d")).finite().fill_missing(0.0),
     interest=likes.decayed_sum(1.0, half_life=hours(12)).log1p(),
     recency=(away_s.log1p() / 8.0).described("Time since the last event, on a logarithmic scale."),
-    # Features from which the features above are made, or that other models read.
+    # The features above are made of some of the following features. Other models may read the rest.
     hour=request.time.hour("Europe/Berlin"),
     likes_7d=likes.within(days(7)).count(),
     events_7d=events.within(days(7)).count(),

@@ -5,8 +5,8 @@
     tackboard export runs/latest --out own-bundle
     tackboard serve own-bundle --code examples/own_model.py
 
-A user's vector is the sum of the vectors of their events, with more weight on newer events. This is hard to beat on
-short histories.
+A user's vector is the sum of the vectors of their events, with more weight on newer events. Such a model is hard to
+beat on short histories.
 """
 
 import dataclasses

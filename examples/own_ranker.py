@@ -7,8 +7,8 @@
     tackboard export runs/latest --out ranker-bundle
     tackboard serve ranker-bundle --code examples/own_ranker.py
 
-A request's history is read once, as the mean of the vectors of its events: the user's taste. Each candidate is compared
-with the taste, and the score is the log odds of a click.
+The model reads a request's history once. The mean of the vectors of its events is called the user's taste. Each
+candidate is compared with the taste, and the score is the log odds of a click.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Lists the installed packages: version, licence, whether the lock has a hash, and known vulnerabilities.
+"""Lists the installed packages, each with its version, licence, entry in the lock, and known vulnerabilities.
 
 The script reads the packages of the Python that runs it, requirements/, and PyPI's JSON pages if they can be reached.
 It prints a table. It exits with 1 if a licence is not on the list below, a package of a lock has no hash, or
@@ -6,9 +6,10 @@ docs/licences.md is outdated; with `--strict` also if a vulnerability is known. 
 
 Decided:
 - A package states its licence in one of three places, read in this order: License-Expression, License, classifiers.
-- Every licence in an expression must be on the list, also after OR, so that a person reads each new licence once.
+- Every licence in an expression must be on the list, even an alternative after OR, so that a person reads each new
+  licence once.
 - A vulnerability alone is no failure, because it can become known on a day on which nothing here has changed.
-- Without a network the advisories are skipped, with a line in capitals, and the rest is checked.
+- Without a network the script skips the advisories, says so in capitals, and checks the rest.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def is_allowed(licence: str) -> bool:
 
 
 def installed_packages() -> list[Package]:
-    """Returns the packages of the Python that runs this script, except tackboard; versions without local suffix."""
+    """Returns the packages of the Python that runs this script, except tackboard, without local version suffixes."""
     packages = {}
     for found in importlib.metadata.distributions():
         data = found.metadata
@@ -110,7 +111,7 @@ def installed_packages() -> list[Package]:
 
 
 def read_locks() -> dict[str, Pin]:
-    """Returns every package that .venv can hold, with its hashes. The rivals have an environment of their own."""
+    """Returns every package that .venv can hold, with its hashes. The rivals are in another environment."""
     files = [REQUIREMENTS / f"{name}.txt" for name in (*RESOLVED, *BY_HAND) if name != "rivals"]
     return {name: pin for path in (WITHOUT_HASHES, *files) for name, pin in read_lock(path).items()}
 
@@ -134,8 +135,8 @@ def lock_word(package: Package, locks: dict[str, Pin]) -> str:
 
 
 def ask_advisories(package: Package, source: str, deadline: float) -> list[str] | None:
-    """Returns the known vulnerabilities of this version, or None if unknown. OSError if there is no answer."""
-    # Every index has the second page, but it describes only the newest version.
+    """Returns the known vulnerabilities of this version, or None if unknown. Raises OSError without an answer."""
+    # Every index has the second of these pages, but that page describes only the newest version.
     for path in (f"{package.name}/{package.version}", package.name):
         if time.monotonic() > deadline:
             return None

@@ -1,18 +1,20 @@
 """Makes `.venv` in this checkout and installs one group of packages into it.
 
-The script takes the name of the group (core, demo, dev, distributed, ray), and reads its lock in requirements/ and
-pip's configuration. It makes a working `.venv` with the package in editable mode, and a stamp that makes the next run
-return at once.
+The script takes the name of the group (core, demo, dev, distributed, ray), and reads the group's lock in requirements/
+and pip's configuration. It makes a working `.venv` with the package in editable mode, and a stamp that makes the next
+run return at once.
 
 Decided:
 - This script uses only the standard library, and only syntax that Python 3.6 can parse, so that an old Python prints a
   message instead of a syntax error.
 - Every package comes from the lock of its group, with `--require-hashes` and `--no-deps`: the lock is complete, and a
   file with another hash is refused. torch and the packages of its builds (requirements/torch.txt) are installed
-  separately and without hashes, because the same version is another file on another index.
+  separately and without hashes, because each index has its own file of the same version.
 - Pins carry no local suffix. pip is asked beforehand which torch build it would install (`--dry-run --report`), so that
-  a machine without a GPU never downloads gigabytes of CUDA unannounced. The configured index or wheel folder is asked
-- The stamp is written last. A marker, written first, tells the next run that this run did not finish; that run then
+  a machine without a GPU never downloads gigabytes of CUDA unannounced. For such a machine, pip asks the configured
+  index or wheel folder, then PyTorch's public CPU index; if neither has a CPU build, the CUDA build is installed, with
+  a warning.
+- The stamp is written last. A marker, written first, tells the next run that this run did not finish; the next run then
   compares every installed file with its record and reinstalls the packages that are damaged.
 """
 
@@ -75,7 +77,7 @@ def unsupported_python(version: Tuple[int, ...], executable: str, command: str, 
 
 
 def applies_here(requirement: str, system: str, machine: str) -> bool:
-    """Returns whether a requirement applies on this platform by its marker. Only `==` is read; the rest passes."""
+    """Returns whether a requirement's marker applies to this platform. Conditions other than `==` count as true."""
     marker = requirement.partition(";")[2]
     if "extra ==" in marker:
         return False
@@ -161,7 +163,7 @@ def torch_problem(installed: Sequence[str], pinned: str) -> Optional[str]:
 
 
 def explain_failure(stage: str, output: str, index: str) -> str:
-    """Explains a failure of pip in at most three lines: what failed, why as far as pip knows, what to do."""
+    """Explains a failure of pip in at most three lines: what failed, the reason if pip gives one, what to do."""
     what = "{} failed".format(stage)
     if UNREACHABLE.search(output):
         why = "the package index {} cannot be reached".format(index)
@@ -264,7 +266,7 @@ def read_stamp() -> Dict[str, Any]:
 
 
 def is_up_to_date(group: str) -> bool:
-    """Returns whether the last finished run installed exactly this and nothing has been removed since."""
+    """Returns whether the last finished run installed what the group needs now, and nothing was removed since."""
     entry = read_stamp().get("groups", {}).get(group)
     if not entry or os.path.exists(MARKER) or not os.path.exists(os.path.join(VENV, "bin", "tackboard")):
         return False
@@ -277,7 +279,7 @@ def has_nvidia_driver() -> bool:
 
 
 def clean_environment() -> Dict[str, str]:
-    """Returns the user's environment variables for pip, without those that would send packages to another place."""
+    """Returns the user's environment variables for pip, except variables that would send packages elsewhere."""
     environment = dict(os.environ)
     for name in (
         "PIP_TARGET",
@@ -344,7 +346,7 @@ def configured_index() -> str:
 
 
 def ask_torch(pin: str, index_url: Optional[str] = None) -> Tuple[Optional[TorchChoice], str]:
-    """Asks pip which torch it would install for the pin, by default from the configured places; also its output."""
+    """Asks pip which torch it would install, by default from the configured places; returns this and pip's output."""
     report_path = os.path.join(VENV, "torch-report.json")
     arguments = ["install", "--dry-run", "--ignore-installed", "--no-deps", "--report", report_path, "torch==" + pin]
     if index_url:
@@ -459,8 +461,8 @@ def ensure_torch(pin: str) -> str:
             "0.5 GB, about 15 more packages, several GB installed. To avoid it, stop now (Ctrl-C) and set "
             "PIP_FIND_LINKS to a folder with a CPU wheel, or PIP_EXTRA_INDEX_URL to " + CPU_INDEX
         )
-    # Only torch itself: its requirements are in the locks or, for CUDA, are fetched afterwards from the configured
-    # places.
+    # This installs only torch itself. Its requirements are in the locks or, for CUDA, are fetched afterwards from the
+    # configured places.
     arguments = ["install", "--no-deps", "torch==" + pin]
     if choice.index_url:
         arguments += ["--index-url", choice.index_url]
@@ -486,7 +488,7 @@ def repair_interrupted() -> None:
     """Removes packages that an unfinished run damaged; the run that needs a package installs it again."""
     for name in installed_records():
         if not os.path.exists(os.path.join(site_packages(), name, "RECORD")):
-            # pip writes this list last, and refuses to remove or replace a package without it.
+            # pip writes RECORD last, and refuses to remove or replace a package without a RECORD.
             shutil.rmtree(os.path.join(site_packages(), name))
     damaged = damaged_packages()
     if damaged:

@@ -1,4 +1,4 @@
-"""Makes `.rivals/venv` with the libraries that `tackboard bench features` and `bench loader` compare with.
+"""Makes `.rivals/venv` with the libraries that `tackboard bench features` and `bench loader` compare Tackboard with.
 
 The script reads requirements/rivals.txt and pip's configuration. It makes an environment with exactly those packages,
 and writes a stamp that makes the next run return at once.
@@ -6,7 +6,7 @@ and writes a stamp that makes the next run return at once.
 torch is not installed twice: a path file at the end of the search path makes the packages of `.venv` visible. So the
 rivals compute with the same torch, and 0.7 GB are saved. If both environments have a package, the rivals use their own.
 Decided: the Python of `.venv` makes the environment (`make rivals` ensures that), because a comparison between two
-Pythons says little. An environment with another stamp is made anew, never repaired, because no person has changed it.
+Pythons says little. An environment with another stamp is made anew, never repaired, because nobody changes it by hand.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def wanted_stamp() -> str:
 
 
 def is_up_to_date() -> bool:
-    """Returns whether the last finished run installed exactly this."""
+    """Returns whether the last finished run installed exactly what is wanted now."""
     try:
         return STAMP.read_text(encoding="utf-8") == wanted_stamp() and (VENV / "bin" / "python").exists()
     except OSError:
@@ -87,7 +87,7 @@ def _run(stage: str, command: list[str]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Returns the user's environment variables, without those that would send packages to another place."""
+    """Returns the user's environment variables, except variables that would send packages to another place."""
     dropped = {"PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_DRY_RUN", "PYTHONHOME", "PYTHONPATH"}
     return {name: value for name, value in os.environ.items() if name not in dropped}
 

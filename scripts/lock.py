@@ -1,11 +1,12 @@
 """Makes the lock files in requirements/ anew: exact versions, with the SHA-256 of every file that pip may use.
 
 The script reads pyproject.toml, the present lock files, pip's answers and the pages of a package index, and rewrites
-the lock files. The head of a file, comments and `-r` lines, is kept.
+the lock files. The head of each file (comments and `-r` lines) is kept.
 
 Decided:
-- The lists of core, demo, dev and ray are what pip would install for that group of pyproject.toml. A version in the
-  present files stays unless `--upgrade` names the package. The other lists are written by hand.
+- The locks of core, demo, dev and ray list the packages that pip would install for these groups of pyproject.toml. A
+  version in the present files stays unless `--upgrade` names the package. The packages of the other locks are listed by
+  hand.
 - A package has the hashes of its wheels for Python 3.11 and 3.12 on every platform, and of its source archive. The
   hashes come from the index's own page, so one run on one machine is enough.
 - Packages in requirements/torch.txt have no hash, because their builds differ from index to index.
@@ -58,7 +59,7 @@ def normalised(name: str) -> str:
 
 
 def read_lock(path: Path) -> dict[str, Pin]:
-    """Reads the packages of one file, without those that it includes with `-r`."""
+    """Reads the packages of one file, without the packages of files that it includes with `-r`."""
     pins = {}
     for line in path.read_text(encoding="utf-8").replace("\\\n", " ").splitlines():
         first, *rest = line.partition("#")[0].split() or [""]

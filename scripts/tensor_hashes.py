@@ -5,7 +5,8 @@
     python scripts/tensor_hashes.py RUN --against before.json --names NAMES.json
 
 RUN is a run folder or a checkpoint folder. Both runs must have the same settings, machine and number of threads. The
-SHA-256 covers type, shape and bytes. `--names` is a map of old names to new names, for a change that renamed tensors.
+SHA-256 covers type, shape and bytes. `--names` takes a JSON file that maps old names to new names, for a change that
+renamed tensors.
 """
 
 from __future__ import annotations

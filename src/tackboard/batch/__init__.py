@@ -1,4 +1,4 @@
-"""The jagged batch: the tensors that the data code builds and models read."""
+"""Defines the jagged batch: the tensors that the data code builds and that models read."""
 
 from tackboard.batch.batches import Feature, Jagged, RequestBatch, SequenceBatch
 from tackboard.batch.rows import HashConfig, item_rows

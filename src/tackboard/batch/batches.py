@@ -1,18 +1,18 @@
-"""The batches that models read: histories, and requests with candidates, as tensors.
+"""Defines the batches that models read: histories as tensors, and requests with candidates as tensors.
 
 A batch of B histories holds N events packed end to end and the M distinct items among them. An event refers to its item
-by the position in the list of distinct items. So a table row is looked up once per distinct item, however often the
-item occurs. Row ids are computed when the batch is built, never inside `forward`.
+by the item's position in the list of distinct items. So a table row is looked up once per distinct item, however often
+the item occurs. Row ids are computed when the batch is built, never inside `forward`.
 
     offsets  [B+1]  0 ────── 3 ───────────── 7      two histories, of 3 and of 4 events
     items    [N]    0  1  0    2  1  3  2           positions in the distinct items
     item_ids [M]    i₀ i₁ i₂ i₃                     M = 4
     item_rows [M, k]                                one row in each of the k sub-tables
-    sampled  [K]    1  3                            items drawn at random as negatives, whether or not an event has them
+    sampled  [K]    1  3                            items drawn at random as negatives; events may have them too
 
 A feature is a tensor with a row for each history, request or candidate: a number, an id, a time, or a vector [·, w]. A
-list, whose length differs from row to row, is `Jagged`. This module knows nothing of logs or of how features are
-defined, so models do not depend on them either. `builder` makes batches.
+feature of lists, which may have different lengths, is a `Jagged`. This module does not depend on logs or on the
+definitions of features, so models do not depend on them either. `builder` makes batches.
 
 Shapes: B rows (histories), N packed events, M distinct items, k hash functions; U requests, C candidates.
 """
@@ -30,7 +30,7 @@ from tackboard.core.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Jagged:
-    """One list per row, all end to end: the list of row i is values[offsets[i] : offsets[i + 1]]."""
+    """Holds one list per row, packed end to end: the list of row i is values[offsets[i] : offsets[i + 1]]."""
 
     values: torch.Tensor
     offsets: torch.Tensor
@@ -40,7 +40,7 @@ class Jagged:
         return self.offsets[1:] - self.offsets[:-1]
 
     def take(self, rows: torch.Tensor) -> Jagged:
-        """Returns the lists of `rows`, in that order; a row may occur more than once."""
+        """Returns the lists of `rows`, in the order of `rows`; a row may occur more than once."""
         lengths = self.lengths().index_select(0, rows)
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         total = int(offsets[-1])
@@ -55,7 +55,7 @@ Feature = torch.Tensor | Jagged
 
 
 def take_rows(feature: Feature, rows: torch.Tensor) -> Feature:
-    """Returns the values of `rows`, in that order; a row may occur more than once."""
+    """Returns the values of `rows`, in the order of `rows`; a row may occur more than once."""
     return feature.take(rows) if isinstance(feature, Jagged) else feature.index_select(0, rows)
 
 
@@ -64,7 +64,7 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        """The size of the batch: the number of events of histories and of candidates."""
+        """The size of the batch: the number of events in histories plus the number of candidates."""
         raise NotImplementedError
 
     def num_examples(self) -> int:
@@ -80,11 +80,11 @@ class Batch:
         return _mapped(self, lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Self:
-        """Returns the same batch in pinned memory, from which a GPU can copy by itself."""
+        """Returns the same batch in pinned memory, from which a GPU can copy without the CPU."""
         return _mapped(self, torch.Tensor.pin_memory)
 
     def tensors(self) -> list[torch.Tensor]:
-        """Returns every tensor of the batch, those of histories first."""
+        """Returns every tensor of the batch; the tensors of histories come first."""
         found: list[torch.Tensor] = []
         _mapped(self, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
         return found
@@ -92,12 +92,12 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class SequenceBatch(Batch):
-    """B histories as tensors; see the module's picture.
+    """Holds B histories as tensors; see the picture in the module's docstring.
 
-    `columns` holds the columns of the history other than the item, by name [N]. `request` holds the features of the
-    request: one value per history [B], or one per event [N] if a loss predicts every event from the events before it.
-    `sampled` [K] holds positions of items drawn uniformly from the catalogue, rising, each once. `sample_rate` [] is
-    the chance that an item of the catalogue is drawn.
+    `columns` holds, by name, the columns of the history other than the item, each [N]. `request` holds the features of
+    the request: one value per history [B], or one value per event [N] if a loss predicts every event from the events
+    before it. `sampled` [K] holds the positions of items drawn uniformly from the catalogue, in ascending order and
+    without repeats. The scalar `sample_rate` is the probability that an item of the catalogue is drawn.
     """
 
     offsets: torch.Tensor
@@ -146,7 +146,7 @@ class SequenceBatch(Batch):
         return self.columns[name]
 
     def of_request(self, name: str) -> torch.Tensor:
-        """Returns a feature of the request that is no list [B, …], or [N, …] if every event has its own request."""
+        """Returns a feature of the request: [B, …], or [N, …] if every event has its own request. Refuses a list."""
         feature = self.request[name]
         if isinstance(feature, Jagged):
             raise ConfigError(f"the model reads {name} as a number, but it is a list", fix="read it as `Jagged`")
@@ -167,18 +167,20 @@ class SequenceBatch(Batch):
 
 @dataclasses.dataclass(frozen=True)
 class RequestBatch(Batch):
-    """U requests, each with one history, and C candidates that belong to these requests.
+    """Holds U requests, each with one history, and the C candidates of these requests.
 
         histories.offsets  0 ───── 5 ──── 8         two requests
         request_of [C]     0 0 0 0 1 1 1            the request of each candidate, rising
         candidates [C]                              positions among histories.item_ids
 
-    A history is in the batch once; `expand` repeats only results computed from it, on the device. `labels` are 0 or 1;
-    a loss must leave out labels that are not `known` yet. `features` holds features of candidates [C],
-    `histories.request` features of requests [U]. `of_candidates` returns either kind per candidate.
+    Each history is stored once. `expand` repeats results that were computed from histories, on the device. `labels` are
+    0 or 1; a loss must leave out labels that are not `known` yet. `features` holds the features of candidates [C], and
+    `histories.request` holds the features of requests [U]. `of_candidates` returns a feature of either kind for each
+    candidate.
 
-    Only batches for training have `request_ms`, `positions`, `weights` and `labels`, and `users` and `is_positive` of
-    histories. In a batch for scoring these six are 0, -1, 1, empty, 0 and False. So scores may depend on features only.
+    Six fields have values only in batches for training: `request_ms`, `positions`, `weights`, `labels`,
+    `histories.users` and `histories.is_positive`. In a batch for scoring they are 0, -1, 1, empty, 0 and False, in this
+    order. So scores must not depend on these fields.
     """
 
     histories: SequenceBatch

@@ -1,6 +1,6 @@
 """Builds batches from columns of the unified feature representation, for training and for scoring.
 
-    make_batch          one batch of histories, for evaluation; also the slow twin of `PreparedHistories`
+    make_batch          one batch of histories, for evaluation; slower than `PreparedHistories`, with the same result
     PreparedHistories   many histories, prepared once; a batch is a slice of them
     make_request        one request with its candidates, as a server receives it
     make_requests       several requests whose distinct items are known already
@@ -8,7 +8,8 @@
 
 The functions take a sequence column with the column `item`, features as columns, and ids of candidates. They return
 tensors that share no memory with these columns. Whole numbers, ids and times become int64, other numbers become
-float32, a vector has the shape [rows, width], and a list is `Jagged`. Text has no tensor, and no value may be missing.
+float32, a vector has the shape [rows, width], and a list is `Jagged`. Text cannot become a tensor, and no value may be
+missing.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def make_batch(
     is_positive: NDArray[np.bool_] | None = None,
     log_q: LogShares | None = None,
 ) -> SequenceBatch:
-    """Builds a batch of B histories from a sequence column with the column `item`, and features of the request.
+    """Builds a batch of B histories from a sequence column with the column `item`, and from features of the request.
 
     `is_positive` [N] marks the events that a loss may predict (default: none). `log_q` gives the log of each distinct
     item's share of the training events, for the popularity correction of the loss (default: 0). `users` [B] holds the
@@ -51,7 +52,7 @@ def make_batch(
 
 
 class PreparedHistories:
-    """Histories end to end, with everything computed that does not depend on how they are cut into batches."""
+    """Holds histories end to end, with all results that do not depend on how histories are cut into batches."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class PreparedHistories:
         self._request = features_of(request)
 
     def in_order(self, order: NDArray[np.int64]) -> PreparedHistories:
-        """Returns the same histories, or some of them, in another order. This is much cheaper than preparing again."""
+        """Returns the same histories, or some of them, in another order, without preparing them again."""
         lengths = np.diff(self.offsets)[order]
         events = ranges(self.offsets[:-1][order], lengths)
         places = torch.from_numpy(events)
@@ -88,7 +89,7 @@ class PreparedHistories:
         return ordered
 
     def batch(self, begin: int, end: int) -> SequenceBatch:
-        """Returns the batch of the histories from `begin` to `end`, equal to the result of `make_batch`."""
+        """Returns the batch of histories `begin` to `end` - 1, the same batch that `make_batch` would build."""
         first, last = int(self.offsets[begin]), int(self.offsets[end])
 
         # These are copies, because a view would keep all histories in memory as long as the batch is used.
@@ -116,7 +117,7 @@ def make_request(
     request: Columns | None = None,
     features: Columns | None = None,
 ) -> RequestBatch:
-    """Builds the batch of one request: its history, its features, and C candidates with features, without labels."""
+    """Builds the batch of one request: its history, its features, and C candidates with features. It has no labels."""
     items = distinct_items(np.concatenate([item_column(history).values, candidates]), hashing)
     request_of = np.zeros(len(candidates), dtype=np.int64)
     return make_requests(history=history, items=items, request_of=request_of, request=request, features=features)
@@ -138,9 +139,10 @@ def make_requests(
 ) -> RequestBatch:
     """Builds the batch of U requests, one per row of `history`. Candidate c belongs to request `request_of[c]` [C].
 
-    `items` describes the items of all events, then of all candidates (from `distinct_items` or `DistinctItems.of`). A
-    label is 1, 0, or -1 if it is not known. Arguments that only training has may be left out: see `RequestBatch`.
-    Columns are copied. Other arrays become the batch's own, because the caller has just cut them out for this batch.
+    `items` comes from `distinct_items` or `DistinctItems.of`; it describes the items of all events, followed by the
+    items of all candidates. A label is 1, 0, or -1 if it is not known. Arguments that only training has may be left
+    out; `RequestBatch` lists their defaults. Columns are copied. Other arrays are used without a copy, because the
+    caller made them for this batch only.
     """
     num_events, num_requests, num_candidates = len(item_column(history).values), len(history), len(request_of)
     places = items["items"]
@@ -159,14 +161,14 @@ def make_requests(
 
 
 def with_items(batch: SequenceBatch, table: ItemTable) -> SequenceBatch:
-    """Returns the batch with all items of `table`, which include the batch's own, as distinct items."""
+    """Returns the batch with the items of `table` as distinct items; `table` must hold the batch's own items."""
     places = torch.from_numpy(table.ids.searchsorted(batch.item_ids.numpy()))
     parts = {**vars(batch), "items": places.take(batch.items), **table.tensors()}
     return SequenceBatch(**parts)
 
 
 def item_column(history: Column) -> Column:
-    """Returns the column of the items of the events."""
+    """Returns the column that holds the item of each event."""
     assert history.fields is not None
     return history.fields["item"]
 
@@ -179,7 +181,8 @@ def features_of(columns: Columns | None) -> dict[str, Feature]:
 def feature_tensor(column: Column) -> torch.Tensor:
     """Copies a column into a tensor: int64 for whole numbers, ids and times, float32 for other numbers, or bool.
 
-    A list column gives its elements end to end. Raises DataError if a value is missing or the type has no tensor.
+    The elements of a list column are returned end to end. Raises DataError if a value is missing, or if the column
+    holds text or sequences.
     """
     if column.present is not None and not column.present.all():
         raise DataError(f"a value of a feature of type {column.type} is missing", fix="define it with .fill_missing(…)")

@@ -1,12 +1,13 @@
-"""Finds the distinct items of a batch, with the table rows and the share of the training events of each.
+"""Finds the distinct items of a batch, and for each item its table rows and its share of the training events.
 
-`distinct_items`, the slow twin, sorts the items of one batch. A window (buckets in memory) is cut into many batches.
-`DistinctItems` hashes the items of a window once, and then finds the distinct items of a batch without sorting:
+`distinct_items` is simple and slow: it sorts the items of one batch. A window (the buckets that are in memory at a
+time) is cut into many batches. So `DistinctItems` hashes the items of a window once, and then finds the distinct items
+of a batch without sorting:
 
     codes     4 0 4 2 0 2 2     the item of each event of the batch, as a position in the window's distinct items
     scratch   [·]               one cell for each of the window's distinct items; its old content does not matter
-              write each event's position; the last write stays   →  one event per item reads its own position
-              write each distinct item's place in sorted order    →  reading at the codes gives the batch's `items`
+              write each event's position at its code; the last write stays  →  one event per item reads back its own
+              write each distinct item's place in sorted order               →  reading at the codes gives `items`
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ LogShares = Callable[[NDArray[np.int64]], NDArray[np.float32]]
 
 
 class ItemTable:
-    """M items, rising and each once, with their table rows and the logs of their shares (0 without `log_q`)."""
+    """Holds M distinct items, in ascending order, with their table rows and log shares (0 without `log_q`)."""
 
     def __init__(self, ids: NDArray[np.int64], hashing: HashConfig, log_q: LogShares | None = None) -> None:
         self.ids = ids
@@ -45,16 +46,16 @@ class ItemTable:
 def distinct_items(
     item_ids: NDArray[np.int64], hashing: HashConfig, log_q: LogShares | None = None
 ) -> dict[str, torch.Tensor]:
-    """Returns `items`, `item_ids`, `item_rows` and `item_log_q` of a batch, given its items by event and candidate."""
+    """Returns `items`, `item_ids`, `item_rows` and `item_log_q` of a batch with these events and candidates."""
     distinct, places = np.unique(item_ids, return_inverse=True)
     return {"items": torch.from_numpy(places), **ItemTable(distinct, hashing, log_q).tensors()}
 
 
 class DistinctItems:
-    """The distinct items of a window with their rows and shares; `of` finds the distinct items of a part."""
+    """Holds the distinct items of a window with their rows and shares; `of` finds the distinct items of a batch."""
 
     def __init__(self, item_ids: NDArray[np.int64], hashing: HashConfig, log_q: LogShares | None = None) -> None:
-        """`item_ids` are the items of the window's events and candidates."""
+        """`item_ids` holds the item of each event and candidate of the window."""
         encoded = pa.array(item_ids).dictionary_encode()
         found = encoded.dictionary.to_numpy()
         order = np.argsort(found)
@@ -62,19 +63,19 @@ class DistinctItems:
         place[order] = np.arange(len(order))
         # Codes have 64 bits, because NumPy would convert shorter indices at every use.
         self.codes: NDArray[np.int64] = place.take(encoded.indices.to_numpy())
-        """The position of each of `item_ids` in the distinct items."""
+        """For each element of `item_ids`, its position in the distinct items."""
         self._table = ItemTable(found[order], hashing, log_q)
         self._scratch = np.empty(len(order), dtype=np.int64)
 
     def with_own_scratch(self) -> DistinctItems:
-        """Returns the same items with a scratch array of their own, for another thread."""
+        """Returns a copy for another thread; it shares the items but has its own scratch array."""
         twin = copy.copy(self)
         twin._scratch = np.empty_like(self._scratch)
         return twin
 
     def of(self, codes: NDArray[np.int64]) -> dict[str, torch.Tensor]:
         """Returns what `distinct_items` returns for the items with these codes."""
-        # `take` and `compress` do what indexing does, several times faster for arrays of this size.
+        # `take` and `compress` do the same as indexing, but several times faster for arrays of this size.
         scratch, positions = self._scratch, np.arange(len(codes))
         scratch[codes] = positions
         found = codes.compress(scratch.take(codes) == positions).astype(np.int32)

@@ -21,9 +21,9 @@ class HashConfig:
     num_rows: int = 4096
     """Number of rows of each sub-table."""
     seed: int = 0
-    """Chooses the hash functions; part of the model."""
+    """Seed that chooses the hash functions; it is part of the model."""
     method: str = "mix"
-    """`mix` hashes ids. `modulo` takes the remainder, which gives a plain table for ids that are small numbers."""
+    """`mix` hashes ids. `modulo` takes id mod num_rows: if all ids are below num_rows, each has its own row."""
 
     def __post_init__(self) -> None:
         check(1 <= self.num_hashes <= 64, "model.tables.num_hashes", self.num_hashes, "1 to 64")
@@ -35,7 +35,7 @@ class HashConfig:
 
 
 def item_rows(item_ids: NDArray[np.int64], hashing: HashConfig) -> torch.Tensor:
-    """Returns the rows of items in each sub-table: int64 [M, k]."""
+    """Returns the row of each item in each sub-table: int64 [M, k]."""
     if hashing.method == "modulo":
         return torch.from_numpy(np.mod(item_ids, np.int64(hashing.num_rows))[:, None])
     return torch.from_numpy(row_ids(item_ids, hashing.num_hashes, hashing.num_rows, hashing.seed))

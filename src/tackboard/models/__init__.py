@@ -1,1 +1,1 @@
-"""Models: single-device code that declares its tables and knows nothing of processes, files or servers."""
+"""Models are code for a single device. They declare their tables and know nothing of processes, files or servers."""

@@ -1,11 +1,11 @@
-"""The backbones by name: the layers between the vectors of events and the predictions.
+"""Lists the backbones by name. A backbone is the stack of layers between the vectors of events and the predictions.
 
 A backbone takes packed tokens [T, D], the lengths of their rows, and times if it reads them. It returns hidden vectors
 of the same shape; a token sees no later token and no other row. Every model takes its backbone from here. To add a
-backbone, write a module with a `decoder.LayerStack` and add a line to BACKBONES.
+backbone, write a module with a subclass of `decoder.LayerStack` and add a line to BACKBONES.
 
-Decided: one config describes all kinds. A setting that a kind does not have must stay at its default. Another value is
-an error, so that nobody sets a value without effect.
+Decided: one config class describes all kinds of backbone. A setting that a kind does not have must stay at its default.
+Any other value is an error, so that nobody sets a value that has no effect.
 """
 
 from __future__ import annotations
@@ -57,10 +57,11 @@ class BackboneConfig:
     ffn_width: int = 50
     """Width of the hidden layer of sasrec's pointwise network."""
     positions: str = "learned"
-    """How order enters: `learned` vectors per position, `rotary` rotation by position (not with sasrec), or `none`."""
+    """How the model knows the order of events: by `learned` vectors per position, `rotary` rotation by position (not
+    with sasrec), or `none`."""
     time_bias: int = 0
-    """Number of buckets of log2(seconds from one event to another) for a bias of gpt's attention; 0 means no bias. hstu
-    always has its own bias."""
+    """Number of buckets of log2(seconds between two events) for the time bias of gpt's attention; 0 means no bias. hstu
+    always has its own time bias."""
 
     def __post_init__(self) -> None:
         check(self.kind in BACKBONES, "model.backbone.kind", self.kind, ", ".join(BACKBONES))
@@ -80,21 +81,22 @@ class BackboneConfig:
         return self.time_bias > 0 or self.kind == "hstu"
 
     def check_width(self, width: int) -> None:
-        """Raises ConfigError if the heads cannot share the width of the model."""
+        """Raises ConfigError if the number of heads must divide the model's width and does not."""
         fits = self.head_width > 0 or width % self.num_heads == 0
         check(fits, "model.backbone.num_heads", self.num_heads, f"a divisor of width {width}")
 
     def build(self, **sizes: Any) -> nn.Module:
-        """Makes a backbone with fresh parameters. `sizes` holds width, max_positions, dropout and changed settings."""
+        """Makes a backbone with fresh parameters. `sizes` holds width, max_positions, dropout and overrides."""
         backbone = BACKBONES[self.kind]
         names = ("num_layers", "num_heads", "positions", *backbone.settings)
         return backbone.module(**({name: getattr(self, name) for name in names} | sizes))
 
 
 def without_unread(values: Any, kind: str) -> Any:
-    """Removes from an older version's flat settings those that the kind of backbone never reads.
+    """Removes, from the flat settings of an older version, the settings that the kind of backbone never reads.
 
-    Older versions allowed such settings. `kind` applies if the settings name no kind. Nested settings stay as they are.
+    Older versions allowed such settings. `kind` is assumed if the settings name no kind. Nested settings are returned
+    unchanged.
     """
     kind = values.get("backbone", kind) if isinstance(values, dict) else ""
     if not isinstance(kind, str) or kind not in BACKBONES:

@@ -1,10 +1,10 @@
-"""The decoder: a GPT-2-style, pre-norm, causal transformer over packed histories.
+"""Defines the decoder: a GPT-2-style, pre-norm, causal transformer over packed histories.
 
-It takes the tokens of all histories end to end [T, D] and the length of each history, and returns hidden vectors of the
-same shape. Everything that looks at one token alone runs on the packed tokens; only attention lays the tokens out as a
-grid [B, S], padded on the right. Because attention is causal, no token ever sees the padding. So no mask is needed, and
-the fast causal kernel can be used. With histories of 5 to 64 events the grid has about twice as many cells as there are
-tokens, so packing halves the work of the other layers.
+The decoder takes the tokens of all histories end to end [T, D] and the length of each history, and returns hidden
+vectors of the same shape. Everything that looks at one token alone runs on the packed tokens; only attention lays the
+tokens out as a grid [B, S], padded on the right. Because attention is causal, no token ever sees the padding. So no
+mask is needed, and the fast causal kernel can be used. With histories of 5 to 64 events the grid has about twice as
+many cells as there are tokens, so packing halves the work of everything but attention.
 
 The order of tokens enters in one of three ways. `learned` adds a vector per position to the tokens, and no row may be
 longer than the number of these vectors. `rotary` rotates queries and keys by their position, so that attention reads
@@ -12,10 +12,10 @@ distances and a row may be longer than any row of training. `none` adds nothing.
 
 Time enters through `time_bias` buckets: each pair of query and key gets a learned number per head, chosen by the time
 from the key to the query (see `LayerStack.forward`). The bias has a cost: it is a tensor of the whole grid [B, H, S,
-S], which the plain kernel never holds. Grids of more than TILE_CELLS numbers are computed in tiles, and the backward
-pass computes each tile again. So memory stays within about twenty tensors of 64 MiB (on a GPU 512 MiB), while time
-grows with S²: a step over one history of 16,000 tokens takes about ten times as long with the bias as without. Without
-the bias, memory is linear in the length.
+S], which attention without a bias never holds in memory. Grids of more than TILE_CELLS numbers are computed in tiles,
+and the backward pass computes each tile again. So memory stays within about twenty tensors of 64 MiB (on a GPU 512
+MiB), while time grows with S²: a step over one history of 16,000 tokens takes about ten times as long with the bias as
+without. Without the bias, memory is linear in the length.
 
 Shapes: T packed tokens, B rows, S positions, D width, H heads, d width of a head; of a tile, b rows, q queries, k keys.
 """
@@ -38,8 +38,8 @@ from tackboard.models.time_encoding import log2_bucket
 from tackboard.ops.small_table import small_table_rows
 
 TILE_CELLS = {"cpu": 1 << 24, "cuda": 1 << 27}
-"""Largest number of cells (pairs of query and key, times heads) whose scores or bias exist at one time. In fp32 this is
-a tensor of 64 MiB, on a GPU 512 MiB."""
+"""Largest number of cells (one per query, key and head) whose scores or bias exist at one time. In fp32 these cells
+take 64 MiB, or 512 MiB on a GPU."""
 ROTARY_BASE = 10_000.0
 
 PositionEncoding = Literal["learned", "rotary", "none"]
@@ -50,7 +50,7 @@ Rotation = tuple[torch.Tensor, torch.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """Where packed tokens lie in a padded grid: `places` [T] within their row, `cells` [T] in the B × S grid."""
+    """Maps packed tokens to a padded grid: to `places` [T] within their row, and to `cells` [T] of the B × S grid."""
 
     num_rows: int
     longest: int
@@ -71,7 +71,7 @@ class Packing:
         return grid.view(self.num_rows, self.longest, -1)
 
     def collect(self, grid_BSD: torch.Tensor) -> torch.Tensor:
-        """Packs the tokens of a grid [T, D]."""
+        """Returns the tokens of a grid, packed without the padding [T, D]."""
         return grid_BSD.flatten(0, 1).index_select(0, self.cells)
 
     def check_fits(self, max_positions: int) -> None:
@@ -103,7 +103,7 @@ the vectors that the queries read [b, H, q, d]."""
 
 
 def distances_of(q_bHqd: torch.Tensor, k_bHkd: torch.Tensor) -> torch.Tensor:
-    """Returns the distance from each key to each query of a tile [q, k]; below 0 if the key comes later."""
+    """Returns the distance from each key to each query of a tile [q, k]; it is negative if the key comes later."""
     num_queries, num_keys = q_bHqd.shape[2], k_bHkd.shape[2]
     keys_k = torch.arange(num_keys, device=q_bHqd.device)
     return torch.arange(num_queries, device=q_bHqd.device)[:, None] + (num_keys - num_queries) - keys_k
@@ -124,7 +124,7 @@ def tiles_of(num_rows: int, num_heads: int, length: int, most: int) -> list[Tile
 
 
 def attend_in_tiles(attend: Attend, q_BHSd: torch.Tensor, k_BHSd: torch.Tensor, v_BHSd: torch.Tensor) -> torch.Tensor:
-    """Calls `attend` tile by tile [B, H, S, d]. If there are several, the backward pass computes each tile again."""
+    """Calls `attend` tile by tile; returns [B, H, S, d]. With several tiles, the backward pass computes them again."""
     B, H, S, _ = q_BHSd.shape
     most = TILE_CELLS[q_BHSd.device.type]
     if most >= B * H * S * S:
@@ -142,7 +142,7 @@ def attend_in_tiles(attend: Attend, q_BHSd: torch.Tensor, k_BHSd: torch.Tensor, 
 
 
 class ElapsedBuckets:
-    """Computes the bucket of the time from each key to each query, by tile. A small grid is kept for all layers."""
+    """Computes the buckets of the times from keys to queries: for a small grid once, otherwise tile by tile."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ def rotated(x_THd: torch.Tensor, rotation: Rotation) -> torch.Tensor:
 
 
 class Block(nn.Module):
-    """Attention and MLP, each behind a LayerNorm and beside a residual."""
+    """Attention followed by an MLP, each with a LayerNorm before it and a residual connection around it."""
 
     def __init__(self, width: int, num_heads: int, mlp_ratio: int, dropout: float, time_bias: int = 0) -> None:
         super().__init__()
@@ -321,7 +321,7 @@ class Decoder(LayerStack):
         self._initialise(num_layers)
 
     def _initialise(self, num_layers: int) -> None:
-        """Initialises as GPT-2: std 0.02, divided by √(2 · layers) in maps that end in a residual sum; biases are 0."""
+        """Initialises as GPT-2 does: std 0.02, divided by √(2 · layers) in maps before a residual sum; biases are 0."""
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
                 continue

@@ -1,22 +1,24 @@
-"""Streaming frequencies: takes the table rows of items, and returns the logs of their expected counts in a step.
+"""Streaming frequencies: this module estimates, while training, the expected count of each item in a step.
 
-The popularity correction of the loss divides a negative by its expected count in a step. Counting ahead of training
-needs a pass over the data, and the counts go stale if the data never ends. Here the count is estimated during training
-(Yi et al., RecSys 2019): each hashed slot keeps the step in which it was last seen and a moving average of the interval
-between such steps. One over the interval is the probability of being seen in a step. A slot also keeps the mean count
-over the steps that saw it, because a popular item occurs in a step more than once:
+The popularity correction of the loss divides a negative by its expected count in a step. Counting before training needs
+a pass over the data, and these counts go stale if the data never ends. Here the count is estimated during training (Yi
+et al., RecSys 2019): each hashed slot keeps the step in which it was last seen and a moving average of the interval
+between two steps that saw it. The inverse of the interval is the probability that a step sees the slot. A slot also
+keeps the mean count over the steps that saw it, because a popular item occurs in a step more than once:
 
     expected count = mean count when seen / mean interval between steps that see it
 
 A slot that several items share is seen more often than each of the items. So every item has several slots, of
-independent hash functions, and the smallest estimate counts. Without a collision all estimates are equal.
+independent hash functions, and the smallest estimate is used. If no items share slots, all estimates of an item are
+equal.
 
 Decided, because the publication does not say:
-- The interval is averaged, not its inverse, because the mean interval is unbiased and the loss multiplies by it.
+- The interval is averaged, not its inverse, because the loss multiplies by the interval, and the mean interval is
+  unbiased.
 - The first averages are plain means: the share of a new observation is 1/n until 1/n falls to `rate`. The first
-  interval is counted from the beginning of training, because it has the distribution of all others.
-- An item that was not seen for longer than its interval is treated as if it were seen now. So an item that is no longer
-  popular fades, and an item that was never seen counts as if it were seen once in all steps.
+  interval is counted from the beginning of training, because this interval has the same distribution as all others.
+- An item that was not seen for longer than its interval is treated as if it were seen now. So the estimate of an item
+  that is no longer popular falls, and an item that was never seen counts as if it were seen once in all steps.
 
 Shapes: M items, k hash functions, S distinct slots of a step.
 """
@@ -36,7 +38,7 @@ LOWEST_RATE = 1e-4
 
 
 class StreamingFrequencies(nn.Module):
-    """Estimates over `num_hashes` × `num_rows` slots; about the last 1 / `rate` observations of an item count.
+    """Keeps estimates in `num_hashes` × `num_rows` slots, from about the last 1 / `rate` observations of an item.
 
     The state is in buffers, so it is part of a checkpoint and a resumed run continues with the same bits.
     """
@@ -61,13 +63,13 @@ class StreamingFrequencies(nn.Module):
         self.register_buffer("last_seen", torch.zeros(num_slots, dtype=torch.int32))
         self.register_buffer("interval", torch.zeros(num_slots, dtype=torch.float32))
         self.register_buffer("count", torch.zeros(num_slots, dtype=torch.float32))
-        # Numbers above 1 / rate make no difference, so the number is capped there and fits into two bytes.
+        # Counts above 1 / rate make no difference, so this count is capped there and fits into two bytes.
         self.register_buffer("times_seen", torch.zeros(num_slots, dtype=torch.int16))
         self.register_buffer("first_rows", torch.arange(num_hashes) * num_rows, persistent=False)
 
     @torch.no_grad()
     def observe(self, item_rows_MK: torch.Tensor, counts_M: torch.Tensor) -> None:
-        """Takes in one step: the rows of distinct items (int64 [M, k or more]) and their counts (int64 [M])."""
+        """Observes one step: the rows of distinct items (int64 [M, k or more]) and their counts (int64 [M])."""
         slots_Mk = self._slots(item_rows_MK)
         if counts_M.shape != slots_Mk.shape[:1] or counts_M.is_floating_point():
             raise DataError(
@@ -76,7 +78,7 @@ class StreamingFrequencies(nn.Module):
             )
         occurred_M = counts_M > 0
         slots_S, place = torch.unique(slots_Mk[occurred_M], return_inverse=True)
-        # Whole numbers: their sum is the same in any order, on any device.
+        # Counts are whole numbers, so their sum is the same in any order and on any device.
         totals_S = torch.zeros_like(slots_S)
         totals_S.index_add_(0, place.flatten(), counts_M[occurred_M].to(torch.int64).repeat_interleave(self.num_hashes))
         self.step += 1

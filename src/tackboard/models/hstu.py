@@ -1,21 +1,21 @@
-"""HSTU: a backbone whose attention weighs each key by itself, without a softmax, and gates the result.
+"""HSTU is a backbone whose attention weighs each key independently, without a softmax, and gates the result.
 
-Input and output are those of `decoder.LayerStack`. One layer, for a token x:
+Input and output are those of `decoder.LayerStack`. For a token x, one layer computes:
 
     u, v, q, k = silu(linear(norm(x)))
     a = Σ silu(⟨q, kⱼ⟩ + bias of position + bias of time) / n · vⱼ      over the keys j up to the token itself
     x + linear(dropout(norm(a) · u))
 
-A softmax would say which keys matter most and lose their number. Here a token reads more if more keys match it. For
-that reason n is a constant, the largest length. The norms have no parameters. The heads share one bias, which is
-learned per layer, per distance in positions and per bucket of time. All of this is as in the public code. In that code
-the time is measured to the next event, and here too if `query_times_T` is given.
+A softmax would tell which keys matter most, but not how many keys matter. Here the sum grows if more keys match the
+token. For that reason n is a constant, the largest length. The norms have no parameters. The heads of a layer share one
+learned bias per distance in positions and one per bucket of time. All of this is as in the public code. With
+`query_times_T`, the time is measured up to the event after the query, also as in that code.
 
-Decided: keys farther away than `max_positions` get the bias of the farthest distance, and keys in the future of their
-query get bucket 0 (the public code takes the absolute value). `final_norm` is ours, so that backbones can be exchanged;
-models with cosines need no final norm. Scores are a tensor of the grid, B × H × S × S. Grids of more than TILE_CELLS
-numbers are computed in tiles, and again in the backward pass. So memory is bounded as for the decoder's time bias, and
-time grows with S².
+Decided: keys farther away than `max_positions` get the bias of the farthest distance, and keys with a later time than
+their query get time bucket 0 (the public code takes the absolute value of the time). `final_norm` is our addition, so
+that backbones can be exchanged; models that score by cosines need no final norm. Attention scores are a tensor of B × H
+× S × S numbers. Grids of more than TILE_CELLS numbers are computed in tiles, which the backward pass computes again. So
+memory is bounded as for the decoder's time bias, and time grows with S².
 
 Shapes: T packed tokens, B rows, S positions, D width, H heads, d width of a head; of a tile, b rows, q queries, k keys.
 """
@@ -127,5 +127,5 @@ class HSTU(LayerStack):
 
 
 def _looked_up(weights: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Returns the numbers of a list at `places`, in the shape of `places`; gradients are added in a fixed order."""
+    """Returns `weights[places]`. Unlike plain indexing, the backward pass adds gradients in a fixed order."""
     return small_table_rows(weights[:, None], places).squeeze(-1)

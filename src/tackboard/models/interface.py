@@ -1,4 +1,4 @@
-"""The methods of a model that training, scoring and retrieval call, and the config that makes the model.
+"""Defines the methods of a model that training, scoring and retrieval call, and the config that makes a model.
 
 A model is an `nn.Module` made by its config, a frozen dataclass that derives from `ModelConfig`. The model has
 
@@ -37,7 +37,7 @@ RETRIEVAL_METHODS = ("encode_users", "encode_items")
 class LossOutput(NamedTuple):
     """The loss of a step (a scalar on which `backward` is called) and figures to log.
 
-    The loss is a mean. `weight` [] is the total weight of its examples; None stands for `batch.num_examples()`.
+    The loss is a mean over examples. The scalar `weight` is their total weight; None means `batch.num_examples()`.
     """
 
     loss: torch.Tensor
@@ -47,7 +47,7 @@ class LossOutput(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(abc.ABC):
-    """The settings of a model. Derive from this class and add fields; methods and properties have defaults."""
+    """The settings of a model. Derive from this class, add fields and define `build`; the rest has defaults."""
 
     batch_type: ClassVar[type[Batch]] = SequenceBatch
     """The batch that `loss` reads."""
@@ -55,13 +55,13 @@ class ModelConfig(abc.ABC):
     """New names for settings of older versions, such as `table_dim` → `tables.dim`."""
 
     tables: TableConfig = dataclasses.field(default_factory=TableConfig)
-    """The tables of items, and how item ids become their rows."""
+    """The tables of items, and how item ids become rows of these tables."""
     max_history: int = 64
-    """Largest number of events that the model reads of a history; it reads the newest."""
+    """Largest number of events of a history that the model reads. Of a longer history it reads the newest events."""
 
     @classmethod
     def from_stored(cls, values: Any) -> Self:
-        """Reads the config from JSON of this version or an older one; missing settings get defaults."""
+        """Reads the config from JSON of this or an older version; missing settings get defaults."""
         return from_dict(cls, move_settings(values, cls.moved_settings), "model")
 
     @abc.abstractmethod
@@ -84,7 +84,7 @@ class ModelConfig(abc.ABC):
         return 2
 
     def warnings(self, max_length: int) -> list[str]:
-        """Names settings that are probably a mistake if training segments have up to `max_length` events."""
+        """Returns warnings about settings that are probably wrong for segments of up to `max_length` events."""
         del max_length
         return []
 
@@ -118,7 +118,7 @@ class RetrievalModel(nn.Module, abc.ABC):
 
 
 def can_retrieve(model: nn.Module) -> bool:
-    """Returns whether a model can give vectors of users and items."""
+    """Returns whether a model can compute vectors of users and items."""
     return all(callable(getattr(model, name, None)) for name in RETRIEVAL_METHODS)
 
 
@@ -145,8 +145,8 @@ def build_model(config: ModelConfig, vocabulary: Vocabulary) -> nn.Module:
 def compile_parts(model: nn.Module) -> None:
     """Lets torch compile the modules with `compiles = True` at their first call, once for all lengths.
 
-    Only parts are compiled, because decisions that depend on a batch (which tokens predict, how long rows are) stay in
-    plain Python, and because layers of the same kind are compiled once.
+    Only parts are compiled, because decisions that depend on a batch (which tokens predict, the lengths of rows) stay
+    in plain Python, and because layers of the same kind then need only one compilation.
     """
     for module in model.modules():
         if getattr(module, "compiles", False):

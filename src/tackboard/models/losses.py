@@ -1,23 +1,24 @@
-"""InfoNCE: a loss that compares the right item with wrong items, the negatives.
+"""InfoNCE is a loss that compares the right item with wrong items, the negatives.
 
-It takes hidden vectors of predictions, vectors of distinct items and the right item of each prediction. It returns a
-loss per pair.
+The module takes hidden vectors of predictions, vectors of distinct items and the right item of each prediction. It
+returns a loss per pair.
 
     loss = −log( e^s⁺ / (e^s⁺ + Σ w e^s) )                 s: cosine over temperature, w: weight of a negative
 
 The negatives are the batch's own positives, items drawn uniformly from the catalogue, or both. An item that occurs c
 times among n positives is in the sum once, with weight c. Popular items occur more often than in a uniform draw, so the
 weight of each negative is also divided by its expected count. The expected count is n·q among the positives (q is the
-item's share of them, counted or estimated) plus the chance of being drawn. This is the logQ correction for both
-sources. The right item is always in the sum and is not corrected. If the whole catalogue is drawn and there are no
+item's share of all positives, counted or estimated) plus the chance of being drawn. This is the logQ correction for
+both sources. The right item is always in the sum and is not corrected. If the whole catalogue is drawn and there are no
 other negatives, all weights are 1 and the loss is the exact softmax. Items that a user engaged with are taken out of
 that user's negatives, because a user who engaged with an item does not reject it. The right item is one of these items,
 so all pairs of a token share one sum, and further targets of a token cost next to nothing. If only earlier items are
 taken out, the loss also learns that the next item was chosen before the later items, at the price of one sum per pair.
 
 Sums are computed over blocks of tokens, and again in the backward pass (`in_blocks`), so memory does not grow with
-tokens × items. The mask of own items does grow: it has a byte for each row and item. On a GPU the items are padded to a
-multiple of 8 with items that are no negatives, because rows of scores at unaligned addresses make matrix products slow.
+tokens × items. The mask of users' own items does grow: it has a byte for each row and item. On a GPU the items are
+padded to a multiple of 8 with items that are no negatives, because rows of scores at unaligned addresses make matrix
+products slow.
 
 Shapes: P pairs, A tokens that predict something, R sums (one per token or per pair), M distinct items, D width, B rows.
 """
@@ -40,7 +41,7 @@ from tackboard.models.targets import Pairs, next_token_pairs, row_of_event
 EXCLUDED = -1e4
 """The score of an item that is no negative. It is not -inf, which gives NaN gradients if there are no negatives."""
 BLOCK_CELLS = {"cpu": 1 << 25, "cuda": 1 << 27}
-"""Largest number of scores (tokens × items) that exist at one time: 128 MiB in fp32, on a GPU 512 MiB."""
+"""Largest number of scores (tokens × items) that exist at one time: 128 MiB in fp32, or 512 MiB on a GPU."""
 ALIGNED_ITEMS = 8
 """Number of half-precision numbers in 16 bytes. Matrix units of a GPU want rows to begin at multiples of 16 bytes."""
 
@@ -52,7 +53,7 @@ class LossConfig:
     initial_temperature: float = 0.07
     """Start value of the learned temperature of the scores."""
     in_batch_negatives: bool = True
-    """Whether the batch's other positives are negatives, in addition to data.uniform_negatives."""
+    """Use the batch's other positives as negatives, in addition to data.uniform_negatives."""
     correct_popularity: bool = True
     """Divide the weight of each negative by its expected count (logQ correction)."""
     streaming_frequencies: bool = False
@@ -100,7 +101,7 @@ def same_user_items(batch: SequenceBatch) -> torch.Tensor:
 
 
 def first_places(batch: SequenceBatch) -> torch.Tensor:
-    """Returns int32 [B, M]: the index within row b of the first positive event with item m; 2³¹ - 1 without one."""
+    """Returns int32 [B, M]: the index within row b of the first positive event with item m; 2³¹ - 1 if none."""
     num_rows, num_items = batch.num_rows, len(batch.item_ids)
     rows_N = row_of_event(batch)
     places_N = (torch.arange(batch.num_events, device=rows_N.device) - batch.offsets[rows_N]).int()
@@ -144,9 +145,9 @@ def negative_log_weights(
 
 
 class LogSum(nn.Module):
-    """Computes log Σ w e^s over the negatives of each sum [R], without own items and the item of `left_out_R`.
+    """Computes log Σ w e^s over the negatives of R predictions, without own items and without item `left_out_R`.
 
-    This is a module without parameters so that it can be compiled. Compiled, it makes one or two passes over the
+    This is a module without parameters so that it can be compiled. The compiled module makes one or two passes over the
     scores.
     """
 
@@ -162,7 +163,7 @@ class LogSum(nn.Module):
         seen_R: torch.Tensor | None,
         left_out_R: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Returns the sums. `own_rows_R` is the token's row of `own_items_BM`; `seen_R` its number of seen events."""
+        """Returns the sums. `own_rows_R`: the token's row of `own_items_BM`; `seen_R`: its number of seen events."""
         scores_RM = (hidden_RD @ items_MD.T).float() + log_weights_M
         if own_items_BM is not None and own_rows_R is not None:
             own_RM = own_items_BM.index_select(0, own_rows_R)
@@ -206,15 +207,15 @@ def info_nce(
     seen_A: torch.Tensor | None = None,
     log_sum: nn.Module | None = None,
 ) -> torch.Tensor:
-    """Returns the loss of each pair [P]. `hidden_AD`, divided by the temperature, is indexed by `pairs.tokens`.
+    """Returns the loss of each pair [P]. `hidden_AD`, indexed by `pairs.tokens`, is already divided by the temperature.
 
-    `own_items_BM` says which items are no negatives of a row's tokens. Without `seen_A` it is the mask of
+    `own_items_BM` says which items are no negatives of a row's tokens. Without `seen_A`, `own_items_BM` is the mask of
     `same_user_items`, which contains every right item. With `seen_A`, the number of events that each token has seen,
     `own_items_BM` comes from `first_places`, and items of the seen events are taken out. The right item of a pair is
     never its own negative. `log_sum` is a `LogSum`, which may be compiled.
     """
     log_sum = log_sum or LogSum()
-    # embedding(), not indexing: its backward adds up in a fixed order, so a resumed run repeats every bit.
+    # Unlike indexing, embedding() adds up gradients in a fixed order, so a resumed run repeats every bit.
     right_PD = functional.embedding(pairs.items, items_MD).float()
     hidden_PD = functional.embedding(pairs.tokens, hidden_AD)
     own_rows_R = seen_R = left_out_R = None

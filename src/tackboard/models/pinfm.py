@@ -1,4 +1,4 @@
-"""PinFM: a causal model of all user activity. At the published size nearly all parameters are in hashed tables.
+"""PinFM is a causal model of all user activity. At the published size nearly all parameters are in hashed tables.
 
 The model takes a batch of histories. It returns a loss, or vectors of histories and items whose product is the score.
 
@@ -7,11 +7,11 @@ The model takes a batch of histories. It returns a loss, or vectors of histories
     score = ⟨H, z⟩ / temperature
 
 φ_in, φ_out and ψ are pointwise MLPs, or MLPs with a residual, followed by an L2 norm. Decided, because PinFM's paper
-does not say: each history begins with a learned start token, so the first event is predicted too and an empty history
-has a defined vector. Time enters as the logarithm of the gap to the previous event, in buckets (0 buckets turn it off).
-φ_in's unit vectors are scaled by √width to fit the scale of the residual stream. With `request_time` a token also knows
-the time to the event that it predicts: the gap of the next event in training, the time since the newest event in a
-request. A token knows nothing else of the future, and the time of a request is known when the model is asked.
+does not say: each history begins with a learned start token, so the first event is also predicted and an empty history
+has a defined vector. Time enters as the logarithm of the gap to the previous event, in buckets (0 buckets leave time
+out). φ_in's unit vectors are scaled by √width to fit the scale of the residual stream. With `request_time` a token also
+knows the time to the event that it predicts: the gap of the next event in training, the time since the newest event in
+a request. A token knows nothing else of the future, and the time of a request is known when the model is asked.
 
 Shapes: B rows, N packed events, T packed tokens (events and start tokens), P predictions, M distinct items, D width,
 E width of the concatenated tables.
@@ -57,7 +57,7 @@ from tackboard.models.time_encoding import log2_bucket
 
 MAX_INVERSE_TEMPERATURE = 100.0
 FREQUENCY_HASHES = 2
-"""Number of hash functions of streaming frequencies: the functions of the first sub-tables."""
+"""Number of hash functions of streaming frequencies. They are the hash functions of the first sub-tables."""
 MAPS = ("mlp", "residual")
 FLAT_BACKBONE = ("num_layers", "num_heads", "mlp_ratio", "positions", "time_bias")
 FLAT_LOSS = (
@@ -86,13 +86,14 @@ class PinFMConfig(ModelConfig):
     """Width of the backbone and of user and item vectors."""
     maps: str = "mlp"
     """Form of φ_in, φ_out and ψ: `mlp`, or `residual`, which adds an MLP of the input to the input. With `residual` an
-    item means the same as input and as output from the start, and tables.num_hashes × tables.dim must equal width."""
+    item's vectors as input and as output are nearly equal at first, and tables.num_hashes × tables.dim must equal
+    width."""
     num_time_buckets: int = 24
     """Number of buckets of log2(seconds since the previous event); 0 leaves time out."""
     request_time: bool = False
     """Whether tokens know the time from their event to the event that they predict, or to the request."""
     request_features: tuple[str, ...] = ()
-    """Features of the request (numbers of about -3 to 3) that the model reads besides the history. See
+    """Features of the request (numbers of about -3 to 3) that the model reads in addition to the history. See
     docs/features.md."""
     dropout: float = 0.0
     """Share of the activations of the tokens and of the backbone that training drops, 0 to below 1."""
@@ -192,9 +193,9 @@ class PinFM(RetrievalModel):
         self.log_inverse_temperature = nn.Parameter(torch.tensor(-math.log(config.loss.initial_temperature)))
 
     def loss(self, batch: SequenceBatch) -> LossOutput:
-        """Returns the InfoNCE loss of positive events, predicted from earlier events of their user; see `targets`."""
+        """Returns the InfoNCE loss of positive events, predicted from earlier events of the user; see `targets`."""
         if self.training:
-            # The parameter itself is clamped, because beyond a clamp of its exponential the gradient would be 0.
+            # The parameter itself is clamped. If its exponential were clamped, the gradient there would be 0.
             with torch.no_grad():
                 self.log_inverse_temperature.clamp_(max=math.log(MAX_INVERSE_TEMPERATURE))
         items_ME = self.item_tables(batch.item_rows)
@@ -203,7 +204,7 @@ class PinFM(RetrievalModel):
         pairs = join_pairs([pairs for _, _, pairs in parts])
         tokens_A, of_pair_P = torch.unique(pairs.tokens, return_inverse=True)
         rows_A = torch.zeros_like(tokens_A).index_copy(0, of_pair_P, pairs.rows)
-        # The event after token t of row r has number t - r. The token answers the request of that event.
+        # The event after token t of row r has number t - r. The token predicts for the request of that event.
         hidden_AD = self._with_request(hidden_TD.index_select(0, tokens_A), batch, tokens_A - rows_A)
         own_items_BM, seen_A = None, None
         if self.config.loss.mask_same_user and not self.config.loss.later_negatives:
@@ -260,7 +261,7 @@ class PinFM(RetrievalModel):
         return self.encode_requests(batch)[1]
 
     def encode_requests(self, batch: SequenceBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns for each history the hidden vector after its last event [B, D], and the unit vector made of it."""
+        """Returns the hidden vector after the last event of each history [B, D], and the user's unit vectors [B, D]."""
         since_last_B = batch.of_request(SINCE_LAST) if self.config.request_time else None
         hidden_TD = self._hidden(batch, self.item_tables(batch.item_rows), since_last_B)
         hidden_BD = self._with_request(hidden_TD.index_select(0, TokenPlaces.of(batch).lasts), batch)
@@ -284,7 +285,7 @@ class PinFM(RetrievalModel):
 
         `since_last_B` holds the seconds from each row's newest event to its request, or is None without requests.
         """
-        # embedding(), not indexing: its backward adds up in a fixed order, so a resumed run repeats every bit.
+        # Unlike indexing, embedding() adds up gradients in a fixed order, so a resumed run repeats every bit.
         events_NE = functional.embedding(batch.items, items_ME)
         events_NE = events_NE + self.actions(batch.actions) + self.surfaces(batch.surfaces)
         if self.config.num_time_buckets:
@@ -308,7 +309,7 @@ class PinFM(RetrievalModel):
         """Returns the bucket of the time from each token to the event that it predicts, or to the request [T].
 
         Bucket `num_time_buckets` means that the time is unknown. Start tokens get this bucket, because a segment does
-        not contain the events before it.
+        not contain the user's earlier events.
         """
         num_buckets = self.config.num_time_buckets
         gaps_T = torch.full((places.num_tokens,), num_buckets, device=batch.items.device)
@@ -324,8 +325,8 @@ class PinFM(RetrievalModel):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Returns the times of tokens as keys and as queries [T] in ms. A start token takes its first event's time."""
         times_T = torch.zeros(places.num_tokens, dtype=torch.int64, device=batch.items.device)
-        # An event's time is written to the token before the event, then to its own token. So only start tokens keep the
-        # time of a later event.
+        # An event's time is written to the token before the event, then to the event's own token. So only start tokens
+        # keep the time of a later event.
         times_T[places.before] = batch.times_ms
         times_T[places.before + 1] = batch.times_ms
         if not self.config.request_time:
@@ -340,7 +341,7 @@ class PinFM(RetrievalModel):
     def _with_request(
         self, hidden_PD: torch.Tensor, batch: SequenceBatch, events_P: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Adds to each hidden vector the features of its row's request, or of the request of its event [P]."""
+        """Adds the features of requests to hidden vectors: one request per row, or the requests of `events_P`."""
         if self.request is None:
             return hidden_PD
         features = torch.stack([batch.of_request(name).float() for name in self.config.request_features], dim=-1)

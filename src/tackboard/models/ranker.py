@@ -1,14 +1,15 @@
-"""A small ranker: a PinFM with a head that predicts one label for each candidate of a request.
+"""Defines a small ranker: a PinFM with a head that predicts one label for each candidate of a request.
 
-It takes requests with candidates and labels. It returns a loss, or for each candidate the log odds of a label of 1.
+The ranker takes requests with candidates and labels. It returns a loss, or the log odds that a candidate's label is 1.
 
     history    ─ pinfm ─►  user vector u ┐
                                          ├─ [u, z, u∘z] ─ MLP ─►  log odds
     candidate  ─ pinfm ─►  item vector z ┘
 
-A history is encoded once, however many candidates a request has. With `start.run` and `start.prefix=pinfm.` the PinFM
+The history of a request is encoded once for all of its candidates. With `start.run` and `start.prefix=pinfm.` the PinFM
 starts from the parameters of a pretraining run. `optimizer.multipliers={"pinfm.": 0.1}` gives the PinFM a tenth of the
-head's learning rates; 0 freezes it. With `head.reads = hidden` the head also reads what u and z are made of.
+head's learning rates; 0 freezes the PinFM. With `head.reads = hidden` the head also reads the vectors from which u and
+z are computed.
 
 Shapes: U requests, C candidates, D width, E width of an item's rows.
 """
@@ -37,9 +38,9 @@ class HeadConfig:
     """The input and the label of the head."""
 
     label: str = ""
-    """The action whose label is predicted. It may be empty if the data has one label only."""
+    """The action whose label is predicted. The setting may be empty if the data has only one label."""
     reads: Literal["outputs", "hidden"] = "outputs"
-    """`outputs`: the unit vectors that PinFM compares. `hidden`: also the vectors from which these are computed."""
+    """`outputs`: the unit vectors that PinFM compares. `hidden`: also the vectors from which they are computed."""
     dropout: float = 0.1
     """Share of the hidden layer that training drops, 0 to below 1."""
 
@@ -81,7 +82,7 @@ class Ranker(nn.Module):
         self.head = RankingHead(config.head, config.width, self.pinfm.item_tables.width)
 
     def loss(self, batch: RequestBatch) -> LossOutput:
-        """Returns the mean log-loss of the candidates whose label is known, each with its weight."""
+        """Returns the weighted mean log-loss of the candidates whose label is known."""
         label = self._label(batch)
         weights_C = batch.weights * batch.known[label]
         losses_C = functional.binary_cross_entropy_with_logits(
@@ -110,7 +111,7 @@ class Ranker(nn.Module):
 
 
 class RankingHead(nn.Module):
-    """An MLP over two unit vectors and their product, and with `hidden` over the vectors that they are made of."""
+    """An MLP over two unit vectors and their product, and with `hidden` also over the vectors behind them."""
 
     def __init__(self, config: HeadConfig, width: int, item_width: int) -> None:
         super().__init__()

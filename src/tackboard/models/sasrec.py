@@ -1,7 +1,7 @@
-"""SASRec's layers as a backbone: causal attention, then a pointwise network.
+"""Defines SASRec's layers as a backbone. Each layer is causal attention followed by a pointwise network.
 
-Input and output are those of `decoder.LayerStack`; times are ignored. As published, a LayerNorm precedes the queries,
-keys and values are computed from the tokens without a norm, and dropout also applies to attention weights.
+Input and output are those of `decoder.LayerStack`; times are ignored. As published, queries are computed from normed
+tokens, but keys and values are computed from tokens without a norm. Dropout also applies to attention weights.
 
 Shapes: T packed tokens, B rows, S positions, D width, H heads, d width of a head.
 """
@@ -16,7 +16,7 @@ from tackboard.models.decoder import LayerStack, Packing, PositionEncoding
 
 
 class SASRecLayer(nn.Module):
-    """One layer: attention of normed queries to the tokens, added to the normed query; then a pointwise network."""
+    """One layer: normed queries attend to tokens, the normed tokens are added, and a pointwise network follows."""
 
     compiles = True
 

@@ -1,4 +1,4 @@
-"""The rivals: SASRec and HSTU as published, as models that retrieve.
+"""Defines PinFM's rivals, SASRec and HSTU as published, as models that can retrieve.
 
 A rival takes a batch of histories. It returns a loss, or vectors of histories and items whose product is the score.
 
@@ -8,17 +8,17 @@ A rival takes a batch of histories. It returns a loss, or vectors of histories a
     score = cosine(h, item) / temperature              `sampled`: softmax over negatives drawn uniformly
 
 An item has one row of a plain table, which serves both as input and as output. The hidden vector of an event predicts
-the next event of its row, so nothing predicts the first event. An empty history has the vector 0, with which all items
-score the same. A LayerNorm precedes inner products, as in SASRec's paper; an L2 norm precedes cosines, as in HSTU's
-public code. `mixed` is for catalogues that are too large to score at every step: its negatives and their weights are
-PinFM's (`losses.py`), except that a user's own items stay among the negatives, as in the exact softmax.
+the next event of its row, so nothing predicts the first event. An empty history has the vector 0, so all items get the
+same score. A LayerNorm precedes inner products, as in SASRec's paper; an L2 norm precedes cosines, as in HSTU's public
+code. `mixed` is for catalogues that are too large to score at every step. `mixed` has the negatives and weights of
+PinFM (`losses.py`), but a user's own items stay among the negatives, as in the exact softmax.
 
 The published models read items and their order; HSTU also reads times, including the time of the request. The switches
 `use_actions`, `use_time_gap` and `use_request_time` give a rival the inputs of PinFM, so that both can be compared on
-the same inputs. The time of the request is the time from the newest event to the request. HSTU's bias reads it, as in
-the public code. SASRec has no place for this time, so a vector of its log2 bucket is added to the output or to the
-event's input. At the input the layers can work with this vector. In training, an event then carries the time until the
-next event, which is known when the next event is predicted.
+the same inputs. Here the request's time means the time from the newest event to the request. HSTU's bias reads this
+time, as in the public code. SASRec has no input for this time, so a learned vector for the log2 bucket of the time is
+added to the event's output or input. A vector at the input passes through the layers. In training, the vector at an
+event stands for the time until the next event, which is known when the next event is predicted.
 
 Shapes: T packed events, B rows, P predictions, M distinct items, R negatives of a prediction, D width.
 """
@@ -62,7 +62,7 @@ class PlainTableConfig(TableConfig):
     dim: int = 0
     """Must be 0: rows are as wide as the model, because they are its input and its output."""
     init_std: float = SMALL_STD
-    """Standard deviation of fresh rows; values are cut off at twice this number."""
+    """Standard deviation of fresh rows; no fresh value is farther from 0 than twice this number."""
 
     def __post_init__(self) -> None:
         HashConfig.__post_init__(self)
@@ -81,7 +81,7 @@ class SoftmaxConfig:
     estimate of `full` from the batch's events and drawn items. `sampled`: a softmax over a few drawn items, as
     published."""
     num_negatives: int = 128
-    """Number of negatives of each prediction under `sampled`, drawn from the items that were drawn for the batch."""
+    """Number of negatives of each prediction under `sampled`, chosen at random from the batch's drawn items."""
     temperature: float = 0.05
     """Divisor of the cosines under `sampled`."""
 
@@ -111,8 +111,8 @@ class SequentialConfig(ModelConfig):
     dropout: float = 0.2
     """Share of the activations of the events' vectors and of the backbone that training drops, 0 to below 1."""
     max_history: int = 200
-    """Largest number of events that the model reads of a history; it reads the newest. Longer training segments are
-    refused."""
+    """Largest number of events of a history that the model reads. Of a longer history it reads the newest events;
+    longer training segments are refused."""
     use_actions: bool = False
     """Read the action of each event."""
     use_time_gap: bool = False
@@ -121,7 +121,7 @@ class SequentialConfig(ModelConfig):
     """Read the time from the newest event to the request."""
     request_vector: Literal["auto", "none", "input", "output"] = "auto"
     """Where a vector of the request's time is added. `auto` adds it to the output of a backbone that reads no times,
-    such as SASRec; other backbones get no vector, because their bias reads that time."""
+    such as SASRec; other backbones get no vector, because their time bias reads the request's time."""
     num_time_buckets: int = 28
     """Number of buckets of log2(seconds), for the time gap and for the request's time."""
     backbone: BackboneConfig = dataclasses.field(default_factory=lambda: BackboneConfig(kind="sasrec", num_heads=1))
@@ -183,7 +183,7 @@ class SequentialConfig(ModelConfig):
 def sasrec(num_rows: int, **settings: Any) -> SequentialConfig:
     """Returns SASRec with sampled softmax as published for MovieLens-1M, with a table of `num_rows`.
 
-    `settings` replaces published settings; its `backbone` and `loss` are mappings.
+    Each keyword in `settings` replaces a published setting; `backbone` and `loss` are mappings of settings to replace.
     """
     return _published(num_rows, {"kind": "sasrec", "num_layers": 2, "num_heads": 1, "ffn_width": 50}, settings)
 
@@ -224,8 +224,8 @@ class SequentialModel(RetrievalModel):
         self.request_times: nn.Embedding | None = None
         if config.request_place != "none":
             self.request_times = nn.Embedding(config.num_time_buckets, width)
-        # Items and positions begin as in the public code. Our own embeddings begin small: with the std of positions,
-        # they drowned the items.
+        # Items and positions begin as in the public code. The embeddings that we added begin small, because with the
+        # std of positions they drowned the items.
         stds = {self.items: config.tables.init_std, self.positions: width**-0.5}
         for embedding in (self.items, self.positions, self.actions, self.time_gaps, self.request_times):
             if embedding is not None:
@@ -290,7 +290,7 @@ class SequentialModel(RetrievalModel):
         """
         packing = Packing.from_lengths(batch.lengths())
         packing.check_fits(self.config.max_history)
-        # embedding(), not indexing: its backward adds up in a fixed order, so a resumed run repeats every bit.
+        # Unlike indexing, embedding() adds up gradients in a fixed order, so a resumed run repeats every bit.
         x_TD = functional.embedding(batch.items, items_MD) * math.sqrt(self.config.width)
         x_TD = x_TD + self.positions(packing.places)
         if self.actions is not None:
@@ -383,6 +383,6 @@ def draw_negatives(sampled_K: torch.Tensor, num_predictions: int, num_negatives:
 
 
 def _of_next(batch: SequenceBatch, values_T: torch.Tensor, last_B: torch.Tensor) -> torch.Tensor:
-    """Returns for each event the value of the next event in its row [T]; a row's last event gets its `last_B`."""
+    """Returns for each event the value of the next event in its row [T]; a row's last event gets the row's `last_B`."""
     is_filled_B = batch.lengths() > 0
     return values_T.roll(-1).index_copy(0, batch.offsets[1:][is_filled_B] - 1, last_B[is_filled_B])

@@ -1,13 +1,13 @@
 """Loads stored parameters and checks that they fit their model; errors name the file.
 
 A config of a few bytes can ask for a table of any size. So the model is first built without memory, on torch's meta
-device, and compared with the stored tensors. The real model is built only if both agree exactly. The number of
-parameters is limited during the comparison, because even a model without memory takes time to build.
+device, and compared with the stored tensors. The real model is built only if names and shapes agree exactly. The first
+build may make only a limited number of parameters, because even a model without memory takes time to build.
 
 Decided: the tensors of a file are mapped into memory, not read. The tables of a restored model are the mapped tensors
 themselves, in their stored type. So a table takes no memory of the process: its pages belong to the file, are loaded
 when rows are looked up, and are shared by processes that map the same file. Dense parameters are copied, because the
-rounding of a matrix product may depend on their address.
+rounding of a matrix product may depend on the address of its operands.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tackboard.models.interface import build_model
 from tackboard.models.tables import STORAGES, table_parameter_names, without_rows
 
 SPARE_PARAMETERS = 1000
-"""Number of parameters that a model may make and drop while it is built, besides twice the number of stored tensors."""
+"""A model may make this many parameters while it is built, in addition to twice the number of stored tensors."""
 SCANNED_AT_ONCE = 1 << 22
 """Number of elements of a parameter that are checked at once."""
 Tensors = Mapping[str, torch.Tensor]
@@ -50,8 +50,8 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
 def check_fit(config: Any, vocabulary: Vocabulary, stored: Tensors, where: Path) -> None:
     """Checks that `stored` are the parameters of the model of `config`, before memory is allocated.
 
-    Raises CorruptFileError with `where`, the file of the config, if they differ. Half and full precision of a parameter
-    count as equal.
+    Raises CorruptFileError if they differ; the error names `where`, the file of the config. Half and full precision of
+    a parameter count as equal.
     """
     num_made = 0
 

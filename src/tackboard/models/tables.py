@@ -2,16 +2,18 @@
 
 The module takes row ids [M, k], one per sub-table, and returns fp32 vectors [M, k × dim]. Two items share their whole
 vector only if they collide under all k functions. For this reason a table far smaller than the catalogue works. The k
-sub-tables lie one after another in one parameter. Its gradient is sparse: only looked-up rows cost memory and time.
+sub-tables lie one after another in one parameter. The gradient of this parameter is sparse: only looked-up rows cost
+memory and time.
 
 A table may be stored in half precision (fp16, bf16). Autograd casts a gradient to its parameter's type, and a small
 gradient does not survive fp16. So the gradient of a half-precision table arrives at a separate leaf: an fp32 tensor
-with the table's shape and the memory of one number. The optimiser reads the gradient there, computes in fp32 and rounds
-stochastically (`ops.stochastic_rounding`). `gradient_leaf` returns the right tensor for every precision.
+that has the table's shape but takes the memory of one number. The optimiser reads the gradient from this leaf, computes
+in fp32 and rounds stochastically (`ops.stochastic_rounding`). `gradient_leaf` returns the right tensor for every
+precision.
 
-Decided: fresh rows are drawn in place, half-precision rows by blocks, so that making a table never needs room for a
-second table. With the same seed, a half-precision table begins as the fp32 table rounded to nearest. The type of the
-rows decides how a table is looked up. So a table that was trained in fp32 and stored in fp16 is read as it is stored:
+Decided: fresh rows are drawn in place, and half-precision rows block by block, so that making a table never needs room
+for a second table. With the same seed, a half-precision table begins as the fp32 table rounded to nearest. The type of
+the rows decides how a table is looked up. So a table that was trained in fp32 and stored in fp16 is read in fp16:
 `stored_parameters` makes the table without rows and gives it the rows of the file.
 
 Shapes: M distinct items, k hash functions, D width of the concatenation, R rows of all sub-tables, d width of a row.
@@ -35,14 +37,14 @@ from tackboard.core.config import check
 
 STORAGES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 DRAWN_AT_ONCE = 1 << 22
-"""Number of elements of a half table that are drawn at once: a multiple of 16, because torch draws in blocks of 16."""
+"""Number of half-precision elements that are drawn at once: a multiple of 16, because torch draws in blocks of 16."""
 _rows_device: ContextVar[str | None] = ContextVar("rows_device", default=None)
 """Device of fresh rows; None means torch's default device."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TableConfig(HashConfig):
-    """Tables of items: how an id becomes rows, and the width, start and precision of the rows."""
+    """The settings of item tables: how an id becomes rows, and the width, first values and precision of the rows."""
 
     dim: int = 16
     """Width of one sub-table's row; an item's vector is num_hashes times as wide."""
@@ -59,7 +61,7 @@ class TableConfig(HashConfig):
 
 
 class HashedTables(nn.Module):
-    """k sub-tables of `num_rows` × `dim`. The optimiser finds tables by this class and updates them by row."""
+    """Holds k sub-tables of `num_rows` × `dim`. The optimiser finds tables by this class and updates single rows."""
 
     def __init__(self, config: TableConfig) -> None:
         super().__init__()
@@ -79,9 +81,9 @@ class HashedTables(nn.Module):
 
     @property
     def gradient_leaf(self) -> torch.Tensor:
-        """The tensor that gets the table's gradient, fp32 and sparse: the weight itself, or a half table's leaf.
+        """The tensor that gets the sparse fp32 gradient: the weight itself, or a half-precision table's leaf.
 
-        The leaf of a half table is on the device of the table, so ask for the leaf after moving the model.
+        This leaf is on the device of the table, so ask for the leaf after moving the model.
         """
         if self.weight.dtype == torch.float32:
             return self.weight
@@ -103,7 +105,7 @@ class HashedTables(nn.Module):
 
 
 class _HalfLookup(torch.autograd.Function):
-    """Looks up rows of a half table as fp32. Their gradient goes to the fp32 leaf, with one entry per looked-up row."""
+    """Looks up half-precision rows as fp32. Their gradient goes to the fp32 leaf, with one entry per looked-up row."""
 
     @staticmethod
     def forward(ctx: Any, leaf_Rd: torch.Tensor, weight_Rd: torch.Tensor, rows_MK: torch.Tensor) -> torch.Tensor:
@@ -121,7 +123,7 @@ class _HalfLookup(torch.autograd.Function):
 
 @contextmanager
 def without_rows() -> Iterator[None]:
-    """Makes tables in this block without memory: their rows are on the meta device until they are replaced.
+    """Inside this context, tables are made without memory: their rows are on the meta device until they are replaced.
 
     The rest of a model is made as usual, so buffers that no file stores have their values.
     """
@@ -143,7 +145,7 @@ def table_parameter_names(model: nn.Module) -> set[str]:
 
 
 def _fresh_rows(num_rows: int, dim: int, std: float, dtype: torch.dtype) -> torch.Tensor:
-    """Draws normal rows with this standard deviation; a half table takes the same draws as an fp32 table."""
+    """Draws normal rows with standard deviation `std`; half-precision rows are the fp32 draws, rounded."""
     rows_Rd = torch.empty(num_rows, dim, dtype=dtype, device=_rows_device.get())
     if rows_Rd.is_meta:
         return rows_Rd
@@ -151,7 +153,7 @@ def _fresh_rows(num_rows: int, dim: int, std: float, dtype: torch.dtype) -> torc
         return rows_Rd.normal_().mul_(std)
     flat = rows_Rd.view(-1)
     while len(flat):
-        # Fewer than 16 remaining numbers go with the last block, because torch draws so few in another way.
+        # A rest of fewer than 16 numbers joins the last block, because torch draws fewer than 16 in another way.
         size = DRAWN_AT_ONCE if len(flat) >= DRAWN_AT_ONCE + 16 else len(flat)
         flat[:size] = torch.empty(size, dtype=torch.float32, device=flat.device).normal_().mul_(std)
         flat = flat[size:]

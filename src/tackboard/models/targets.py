@@ -1,7 +1,7 @@
-"""The targets of a history's tokens: pairs of a token and a later event.
+"""Chooses what the tokens of a history predict, as pairs of a token and a later event.
 
-The module takes a batch and returns pairs. A row of n events has n + 1 tokens: a start token and one for each event.
-The token before an event has seen all earlier events and nothing of this event:
+The module takes a batch and returns pairs. A row of n events has n + 1 tokens: a start token and one token for each
+event. The token before an event has seen all earlier events and nothing of this event:
 
     events             a    b    c    d
     tokens       ▷    a    b    c    d
@@ -9,10 +9,11 @@ The token before an event has seen all earlier events and nothing of this event:
     multi, 3      ▷→b  ▷→c  a→c  a→d  b→d               and from the tokens up to two places further back
     future, 2    a→b  a→c                               here with anchor 1: the token after 1 event, the next 2 events
 
-Multi-token pairs look past the next event, so that a vector says what a user will want, not only what comes next. These
-pairs are many, and a random share of them is enough. Future-token pairs have only one token per row: the token at the
-length that a downstream task will read. Decided: only the next-token loss predicts the next event. The published
-multi-token loss predicts it too; here the weights of the two losses do not overlap.
+Multi-token pairs look past the next event, so that a vector says what a user will want, not only what comes next. There
+are many multi-token pairs, and a random share of them is enough. Future-token pairs have only one token per row: the
+token after the number of events that a downstream task will read. Decided: only the next-token loss predicts the next
+event. The published multi-token loss also predicts the next event. Here it does not, so that only one weight applies to
+the next event.
 
 Shapes: P pairs, N packed events, T packed tokens (token of event n of row r: n + r + 1), B rows.
 """
@@ -28,7 +29,7 @@ from tackboard.batch import SequenceBatch
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-    """Pairs: `tokens` predict `items` (positions in the distinct items) in the histories `rows`. All are int64 [P]."""
+    """Holds P pairs: `tokens` predict `items` (positions in the distinct items) of the histories `rows`; int64 [P]."""
 
     tokens: torch.Tensor
     items: torch.Tensor
@@ -46,7 +47,7 @@ def row_of_event(batch: SequenceBatch) -> torch.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class TokenPlaces:
-    """Positions of the start token [B] and the last token [B] of each row, and of the token before each event [N]."""
+    """Holds positions of each row's start token [B] and last token [B], and of the token before each event [N]."""
 
     starts: torch.Tensor
     lasts: torch.Tensor
@@ -71,7 +72,7 @@ def next_token_pairs(batch: SequenceBatch) -> Pairs:
 
 
 def multi_token_pairs(batch: SequenceBatch, window: int, share: float = 1.0) -> Pairs:
-    """Pairs positive events with the tokens 2 to `window` places before; returns a random `share` of these pairs."""
+    """Pairs positive events with the tokens 2 to `window` places before them; returns a random `share` of the pairs."""
     places_N = torch.arange(batch.num_events, device=batch.items.device)
     positive_P = places_N[batch.is_positive]
     first_P = batch.offsets[:-1].index_select(0, row_of_event(batch)[batch.is_positive])
@@ -93,12 +94,12 @@ def future_token_pairs(batch: SequenceBatch, anchor: int, window: int) -> Pairs:
 
 
 def join_pairs(parts: list[Pairs]) -> Pairs:
-    """Joins the pairs of all parts, in their order."""
+    """Joins the pairs of all parts, in the order of the parts."""
     return Pairs(*(torch.cat([getattr(part, name) for part in parts]) for name in ("tokens", "items", "rows")))
 
 
 def _pairs(batch: SequenceBatch, before_P: torch.Tensor, events_P: torch.Tensor) -> Pairs:
     """Pairs the token before event `before_P` with the event `events_P` of the same row."""
     rows_P = row_of_event(batch).index_select(0, events_P)
-    # The token before event n has number n + row, because each row up to its own adds a start token.
+    # The token before event n has number n + row, because each row up to and including this row adds a start token.
     return Pairs(tokens=before_P + rows_P, items=batch.items.index_select(0, events_P), rows=rows_P)

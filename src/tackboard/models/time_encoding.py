@@ -1,8 +1,8 @@
-"""Buckets of elapsed time.
+"""Sorts elapsed times into buckets.
 
 The module takes elapsed times and returns a bucket number for each. A minute and a year differ a lot, but two and three
-years hardly differ. So the width of buckets grows with the time, by powers of two (ours) or of e^0.301 (HSTU's, as in
-its public code).
+years hardly differ. So buckets of longer times are wider: by powers of two in our buckets, by powers of e^0.301 in
+HSTU's buckets, as in its public code.
 
 Decided: buckets are found by comparing with boundaries, never by a logarithm, so that a CPU and a GPU agree on every
 bucket. Negative times are in bucket 0.
@@ -21,7 +21,7 @@ MAX_INT64 = (1 << 63) - 1
 def log2_bucket(elapsed: torch.Tensor, num_buckets: int, *, per_second: int = 1) -> torch.Tensor:
     """Returns floor(log2(1 + seconds)) of each element, at most `num_buckets` - 1, as int64; 0 if time is negative.
 
-    `elapsed` has `per_second` units in a second (1: seconds, 1,000: milliseconds), in whole numbers or floats.
+    `elapsed` is in units of 1 / `per_second` seconds (1: seconds, 1,000: milliseconds), as whole numbers or floats.
     """
     last = min(num_buckets, 63 - per_second.bit_length())
     powers = torch.arange(1, last, device=elapsed.device)

@@ -1,1 +1,1 @@
-"""Training: a recipe's config in, a run directory with checkpoints out."""
+"""Training takes the config of a recipe and writes a run directory with checkpoints."""

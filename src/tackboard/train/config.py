@@ -1,4 +1,4 @@
-"""The config of a run, and its conversion to JSON and back."""
+"""Defines the config of a run, and converts it to JSON and back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tackboard.train.optimizers import OptimizerConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """The length of training, how often files are written, and the device."""
+    """The length of training, the intervals at which files are written, and the device."""
 
     steps: int = 1000
     """Number of optimiser steps."""
@@ -38,7 +38,7 @@ class TrainingConfig:
     validation_steps: int = 100
     """Largest number of steps of held-out data that a judgement reads. Every judgement reads the same steps."""
     patience: int = 0
-    """Training ends after this many judgements in a row without a better loss. 0 means that it never ends early."""
+    """Training ends after this many judgements in a row without a better loss. With 0 training never ends early."""
     log_every: int = 10
     """Steps between lines of metrics.jsonl."""
     num_threads: int = 0
@@ -46,8 +46,8 @@ class TrainingConfig:
     device: str = "auto"
     """`cpu`, `cuda` or `auto`, which takes the GPU if there is one."""
     precision: str = "fp32"
-    """Precision of the arithmetic: `fp32`, or `bf16` for matrix products, in which case parameters keep their
-    precision. `auto` is bf16 on a GPU, where bf16 is faster, and fp32 on a CPU."""
+    """Precision of the arithmetic. `fp32` applies to all arithmetic. `bf16` applies to matrix products; parameters keep
+    their own precision. `auto` means bf16 on a GPU, where bf16 is faster, and fp32 on a CPU."""
 
     compile: str = "off"
     """Whether to compile the modules with `compiles = True` (layers, sums of the loss): `on`, `off`, or `auto`, which
@@ -80,7 +80,8 @@ class StartConfig:
     """Run or checkpoint whose parameters are taken by name. If empty, all parameters are random."""
     prefix: str = ""
     """Prefix that the taken parameters have in this model: `pinfm.` if this model contains the run's model under the
-    name `pinfm`. The run must have all these parameters, without the prefix in their names."""
+    name `pinfm`. The other run must have all parameters that begin with the prefix here, under names without the
+    prefix."""
 
 
 DATA_CONFIGS: dict[str, type[StepsConfig]] = {cls.kind: cls for cls in (DataConfig, RequestConfig)}
@@ -91,7 +92,7 @@ class RunConfig:
     """Everything that decides a run's result."""
 
     name: str
-    """Name of the run, part of the name of its directory."""
+    """Name of the run; it is part of the name of the run's directory."""
     data: Any
     """The data of the run: DataConfig for segments of histories, RequestConfig for labelled requests."""
     model: Any
@@ -101,13 +102,13 @@ class RunConfig:
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     """The optimisers and their learning rates."""
     guard: GuardConfig = dataclasses.field(default_factory=GuardConfig)
-    """The handling of non-finite or spiking values."""
+    """The handling of losses and gradients that are not finite, and of gradients that spike."""
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
-    """The length of training, how often files are written, and the device."""
+    """The length of training, the intervals at which files are written, and the device."""
     evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
     """The evaluation of the trained model."""
     seed: int = 0
-    """Decides initial parameters, order of data and dropout."""
+    """Seed that decides the initial parameters, the order of the data and dropout."""
 
     def __post_init__(self) -> None:
         check(-(1 << 63) <= self.seed < 1 << 63, "seed", self.seed, "a whole number of 64 bits")
@@ -179,17 +180,17 @@ def config_to_json(config: RunConfig) -> dict[str, Any]:
 
 
 def config_from_json(data: dict[str, Any], code_file: Path | None = None) -> RunConfig:
-    """Reads the config that `config_to_json` wrote. `code_file` is the file of a user's own model, if named."""
+    """Reads the config that `config_to_json` wrote. `code_file` is the file of a user's own model, or None."""
     return with_model(data, restore_config(data["model"], code_file, of_run=True))
 
 
 def with_model(data: dict[str, Any], model: ModelConfig) -> RunConfig:
-    """Reads the config that `config_to_json` wrote, with a model config that was read before."""
+    """Reads the config that `config_to_json` wrote, except its model; `model` is used instead."""
     return from_dict(RunConfig, data | {"data": _read_data(data), "model": model})
 
 
 def _read_data(data: dict[str, Any]) -> StepsConfig:
-    """Reads the data config of a run. Configs of older versions have no `kind`; their data is segments."""
+    """Reads the data config of a run. Configs of older versions have no `kind`; their data is always segments."""
     settings = data.get("data")
     kind = settings.get("kind", DataConfig.kind) if isinstance(settings, dict) else DataConfig.kind
     if kind not in DATA_CONFIGS:
@@ -199,7 +200,7 @@ def _read_data(data: dict[str, Any]) -> StepsConfig:
 
 
 def features_for(config: RunConfig) -> Callable[[Vocabulary], FeatureSet]:
-    """Returns a function from a vocabulary to the features that the model reads, standard ones and the user's own."""
+    """Returns a function from a vocabulary to the features that the model reads: standard and user-defined features."""
     own = load_features(config.data.features) if config.data.features else None
     model = config.model
     of_requests = model.batch_type is RequestBatch

@@ -1,6 +1,6 @@
 """Estimates what a run needs, without training: parameters, bytes, steps and disk space.
 
-The only thing written is the index of the data, which the run will need (see data/index.py).
+The estimate writes nothing except the index of the data, which the run will need (see data/index.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from tackboard.train.config import RunConfig
 from tackboard.train.trainer import choose_device
 
 KEPT_CHECKPOINTS = 3
-"""A run keeps two checkpoints while it writes a third. A run with judgements also keeps its best checkpoint."""
+"""Number of checkpoints on disk at one time: a run keeps two while it writes a third. A run with judgements also keeps
+its best checkpoint."""
 
 
 def estimate_run(
@@ -30,7 +31,7 @@ def estimate_run(
 ) -> dict[str, Any]:
     """Returns the sizes of a run, without allocating the model. Raises UsageError if the run cannot fit.
 
-    `steps` are the numbered steps of the config's data over `source`, if they exist already.
+    `steps` holds the numbered steps of the config's data over `source`, or None if they do not exist yet.
     """
     device = choose_device(config.training.device)
     with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""The guard of a run: it detects bad losses and gradients, and remembers the data to skip.
+"""Defines the guard of a run, which detects bad losses and gradients, and remembers the data to skip.
 
 A non-finite loss is caught before `backward`. No parameter has moved yet, and the step's data is skipped. A non-finite
 or spiking dense gradient is caught after `backward`, when the tables have moved already. So the run goes back to its
@@ -20,14 +20,14 @@ from tackboard.core.errors import DivergedError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GuardConfig:
-    """When a step counts as bad, and how many bad steps are tolerated."""
+    """The settings of the guard: when a step is bad, and the number of bad steps that are tolerated."""
 
     spike_factor: float = 20.0
     """A dense gradient norm above this multiple of its running mean is a spike."""
     settle_steps: int = 50
-    """Number of steps before the guard looks for spikes, because the running mean says little before."""
+    """Number of steps before the guard looks for spikes. After fewer steps the running mean says little."""
     max_bad_steps: int = 5
-    """Number of bad steps within the window that are tolerated. One more ends the run with exit code 4."""
+    """Number of bad steps within the window that are tolerated. One more bad step ends the run with exit code 4."""
     window: int = 200
     """Number of steps within which bad steps are counted."""
 
@@ -39,7 +39,7 @@ class GuardConfig:
 
 
 class Guard:
-    """Judges losses and gradient norms, and keeps the data steps to skip."""
+    """Judges losses and gradient norms, and remembers the data steps to skip."""
 
     def __init__(self, config: GuardConfig) -> None:
         self.config = config
@@ -53,7 +53,7 @@ class Guard:
         return None if math.isfinite(loss) else f"loss is {loss}"
 
     def judge_norm(self, norm: float) -> str | None:
-        """Returns why a dense gradient norm is bad, or None. A good norm enters the running mean."""
+        """Returns why a dense gradient norm is bad, or None if it is good. A good norm enters the running mean."""
         if not math.isfinite(norm):
             return f"gradient norm is {norm}"
         limit = self.config.spike_factor * self.mean_norm
@@ -65,7 +65,7 @@ class Guard:
         return None
 
     def skip(self, data_step: int, reason: str) -> None:
-        """Marks a data step that is never read again. Raises DivergedError if too many steps were bad."""
+        """Marks a data step, so that it is never read again. Raises DivergedError if too many steps were bad."""
         self.skipped.append(data_step)
         recent = [step for step in self.skipped if step > data_step - self.config.window]
         if len(recent) > self.config.max_bad_steps:
@@ -79,7 +79,7 @@ class Guard:
         return {"mean_norm": self.mean_norm, "num_norms": self.num_norms, "skipped": self.skipped}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Loads the state of a checkpoint. Steps that were skipped since then stay skipped."""
+        """Loads the state of a checkpoint. Steps that were skipped after that checkpoint stay skipped."""
         self.mean_norm = float(state["mean_norm"])
         self.num_norms = int(state["num_norms"])
         self.skipped = sorted(set(self.skipped) | set(state["skipped"]))

@@ -1,6 +1,6 @@
 """The optimisers: row-wise Adagrad updates tables inside the backward pass, and AdamW updates dense parameters.
 
-A table's gradient touches few rows. Its update is applied as soon as autograd has the gradient, and the gradient is
+A table's gradient touches few rows. The table is updated as soon as autograd has the gradient, and the gradient is
 dropped, so memory never holds a second table. The price is that a table update cannot be undone if the dense gradient
 turns out bad; guard.py rolls back to a checkpoint instead. Row-wise Adagrad keeps one number per row, the running sum
 of the mean squared gradient. So its state has only 1/dim of the table's size.
@@ -45,8 +45,8 @@ class OptimizerConfig:
     schedule_steps: int = 0
     """Step at which the cosine ends; the rate is constant afterwards. 0 takes training.steps."""
     multipliers: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Factors of the learning rates by prefix of parameter names, such as {"pinfm.": 0.1}. The longest prefix counts. 0
-    freezes parameters. Modules whose parameters are all frozen have no dropout."""
+    """Factors of the learning rates by prefix of parameter names, such as {"pinfm.": 0.1}. The longest matching prefix
+    counts. 0 freezes parameters. Modules whose parameters are all frozen have no dropout."""
     clip_norm: float = 1.0
     """Largest global norm of the dense gradient."""
     clip_table_element: float = 1.0
@@ -172,7 +172,7 @@ class Optimizers:
             groups,
             lr=config.dense_learning_rate,
             betas=(0.9, 0.98),
-            # On a GPU one kernel updates all parameters; on a CPU a loop does, so that resumed runs keep their bits.
+            # On a GPU one kernel updates all parameters. On a CPU a loop does, so that resumed runs keep their bits.
             fused=all(p.is_cuda for p in self.dense.values()),
         )
 
@@ -190,7 +190,7 @@ class Optimizers:
         return share
 
     def clip(self) -> float:
-        """Clips the dense gradient to the largest global norm; returns the norm before clipping."""
+        """Clips the dense gradient to the global norm `clip_norm`; returns the norm before clipping."""
         return float(torch.nn.utils.clip_grad_norm_(list(self.dense.values()), self.config.clip_norm))
 
     def step(self) -> None:

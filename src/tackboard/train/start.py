@@ -1,6 +1,6 @@
-"""Opens the data of a run for its model, and takes the first parameters from another run.
+"""Opens the data of a run for its model, and gives the model its first parameters from another run if wanted.
 
-A model that begins with another run's parameters also takes that run's vocabulary, because the rows of its embeddings
+A model that begins with another run's parameters also takes that run's vocabulary, because the rows of the embeddings
 stand for the actions and surfaces of that run. Names that occur only in the new data count as unknown.
 """
 
@@ -42,7 +42,7 @@ def open_source(config: RunConfig, checkpoint: Checkpoint | None = None) -> Sequ
 def take_parameters(model: nn.Module, start: StartConfig) -> int:
     """Gives `model` the parameters of another run; returns the number of parameters (single numbers) taken.
 
-    Raises UsageError if the run lacks a parameter or has it in another shape; then no parameter was taken. Other
+    Raises UsageError if the run lacks a parameter or has it in another shape; in that case no parameter is taken. Other
     parameters of the run are ignored.
     """
     if not start.run:

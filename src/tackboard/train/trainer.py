@@ -50,11 +50,11 @@ from tackboard.train.start import take_parameters
 from tackboard.train.validation import Validation, mean_loss
 
 ORDER_VERSION = 2
-"""Version of the order of data. Version 1 had no windows, so it differs only for datasets of several windows."""
+"""Version of the order of data. Version 1 had no windows, so both differ only for datasets of several windows."""
 
 
 class _StopNow(BaseException):
-    """A stop signal came while there was nothing to save. A BaseException, so that compilation does not catch it."""
+    """A stop signal came while there was nothing to save. It is a BaseException, so compilation does not catch it."""
 
 
 class Trainer:
@@ -71,10 +71,10 @@ class Trainer:
         quiet: bool = True,
         on_checkpoint: Callable[[Trainer], None] | None = None,
     ) -> None:
-        """`source` is the opened data of the config. `steps` are its numbered steps, if they exist already.
+        """`source` is the opened data of the config. `steps` holds its numbered steps, or None if there are none yet.
 
-        `checkpoint` is the run's newest checkpoint, if it was verified. `on_checkpoint` is called after each
-        checkpoint, for example to evaluate the model.
+        `checkpoint` is the run's newest checkpoint if the caller has verified it, else None. `on_checkpoint` is called
+        after each checkpoint, for example to evaluate the model.
         """
         self.config = config
         self.run = run
@@ -124,7 +124,7 @@ class Trainer:
             self.run.clean()
             self.store.clean()
             self._resume_or_start()
-            # Not earlier: a run that starts from `runs/latest` must have read its parameters first.
+            # `latest` moves only now, because a run that starts from `runs/latest` must first read that run.
             self.run.make_latest()
             self.run.set_status("running")
             try:
@@ -213,7 +213,7 @@ class Trainer:
         started = time.perf_counter()
         # Dropout is a function of (seed, step), so a resumed run draws the same numbers as the killed run.
         seed = int(mix64(self.config.seed * 1_000_003 + self.step, 17)[0] >> 1)
-        # Not torch.manual_seed: on a machine without a GPU it stores a traceback of every call, in case a GPU appears.
+        # torch.manual_seed would store a traceback of every call on a machine without a GPU, in case a GPU appears.
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
@@ -335,7 +335,7 @@ class Trainer:
         }
 
     def _load(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """Loads a checkpoint into this trainer; returns its state."""
+        """Loads a checkpoint into this trainer; returns the checkpoint's state."""
         load_trained(checkpoint, ("dense", "tables", "optimizer"))
         path = checkpoint.path
         now = self.source.lineage()
@@ -375,7 +375,7 @@ class Trainer:
 
 
 def choose_device(name: str) -> torch.device:
-    """Returns the device that a config's `device` names. Raises UsageError if that GPU is not there."""
+    """Returns the device that a config's `device` names. Raises UsageError if it names a missing GPU."""
     if name == "auto":
         is_there = torch.cuda.is_available()
         if not is_there and has_nvidia_driver():
@@ -387,7 +387,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def shall_compile(wanted: str, device: torch.device) -> bool:
-    """Returns whether to compile on this device. UsageError if `training.compile` is on without a compiler."""
+    """Returns whether to compile on this device. Raises UsageError if `training.compile` is on without a compiler."""
     if wanted == "off" or (wanted == "auto" and device.type != "cuda"):
         return False
     names = (os.environ.get("CXX", "g++"), os.environ.get("CC", "gcc"))

@@ -1,4 +1,4 @@
-"""Judgements during training: the loss on held-out batches, the best step so far, and whether to continue.
+"""Judges the model during training: computes the loss on held-out users, keeps the best step, and may end training.
 
 A judgement is the model's own loss on the users of `data.validation_share`, without dropout, as the mean over positives
 or known labels. Batches are numbered steps as in training, and every judgement starts with the same random seed. So two
@@ -21,7 +21,7 @@ class Validation:
     """The judgements of a run so far."""
 
     def __init__(self, patience: int = 0) -> None:
-        """Training ends after `patience` judgements in a row that are no better; 0 means that it never ends early."""
+        """Training ends after `patience` judgements in a row without a better loss; with 0 it never ends early."""
         self.patience = patience
         self.best_loss = math.inf
         self.best_step: int | None = None
@@ -29,7 +29,7 @@ class Validation:
 
     @property
     def is_over(self) -> bool:
-        """Whether training should end, because the last `patience` judgements were no better."""
+        """Whether training should end, because the last `patience` judgements found no better loss."""
         return bool(self.patience) and self.num_worse >= self.patience
 
     def note(self, step: int, loss: float) -> bool:
@@ -55,7 +55,7 @@ class Validation:
 
 @torch.no_grad()
 def mean_loss(model: Any, judges: NumberedSteps[Any], device: torch.device, max_steps: int) -> float:
-    """Returns the mean loss of a model over one pass of `judges`, or over its first `max_steps` steps."""
+    """Returns the mean loss of a model over the held-out steps `judges`, at most the first `max_steps`."""
     model.eval()
     torch.default_generator.manual_seed(0)
     if device.type == "cuda":
