@@ -178,6 +178,12 @@ def digest_of(checkpoint: Path) -> str:
     return whole.hexdigest()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "slow" in item.keywords and "chaos" in item.path.parts:
+            item.add_marker(pytest.mark.timeout(900))  # They try every point; a slow machine needs minutes.
+
+
 @pytest.fixture(scope="session")
 def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
     folder = tmp_path_factory.mktemp("chaos")

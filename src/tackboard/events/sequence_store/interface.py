@@ -297,10 +297,7 @@ class SequenceStore(Engine):
                     is_done = True
 
     def check_engine(self) -> int:
-        """Checks that no user is lost and that the list of forgotten users is intact; returns the length of this list.
-
-        Damage raises CorruptFileError.
-        """
+        """Raises CorruptFileError if a user is lost or the list of forgotten users is damaged; returns its length."""
         with self._reading():
             self._check_users()
             gone = self._items("gone")
