@@ -218,10 +218,10 @@ def test_no_callback_of_the_event_loop_takes_long(servers: dict[str, Probed], na
     for _ in range(3):
         servers[model].longest_callback()
         found, answer = servers[model].send(request)
-        longest = servers[model].longest_callback()
-        if longest["ms"] < MAX_CALLBACK_MS:
+        longest, most = servers[model].longest_callback(), MAX_CALLBACK_MS * slowness()
+        if longest["ms"] < most:
             break
-    assert longest["ms"] < MAX_CALLBACK_MS, longest
+    assert longest["ms"] < most, longest
     assert found == status, answer[:300]
     assert found == 200 or list(json.loads(answer)) == ["error"]
 
@@ -235,6 +235,13 @@ def test_a_large_body_whose_client_leaves(servers: dict[str, Probed]) -> None:
     time.sleep(0.2)
     longest = server.longest_callback()
     assert longest["ms"] < MAX_CALLBACK_MS, longest
+
+
+def slowness() -> float:
+    """How much slower this machine is now than where the bound was set, by a loop that took 0.06 s there."""
+    started = time.process_time()
+    sum(number + 1 for number in range(1_000_000))
+    return max(1.0, (time.process_time() - started) / 0.06)
 
 
 def health_ms(port: int, seconds: float) -> list[float]:
