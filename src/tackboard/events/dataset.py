@@ -39,17 +39,7 @@ from tackboard.core.manifest import MANIFEST, read_manifest, verify_manifest, wr
 from tackboard.core.progress import say
 from tackboard.events.attributes import entity_table, split_versions
 from tackboard.events.layout import FILE_NAME as LAYOUT
-from tackboard.events.layout import (
-    ROWS_PER_BUCKET,
-    Layout,
-    RowReader,
-    check_files,
-    check_rows,
-    cut_buckets,
-    read_layout,
-    reading,
-    write_buckets,
-)
+from tackboard.events.layout import ROWS_PER_BUCKET, Layout, RowReader, cut_buckets, read_layout, write_buckets
 from tackboard.events.privacy.forgetting import (
     promote,
     read_forgotten,
@@ -61,6 +51,7 @@ from tackboard.events.schema import complete_events, numpy_column
 from tackboard.events.statistics import FIELDS as STATISTICS
 from tackboard.events.statistics import OPTIONAL_FIELDS as OPTIONAL_STATISTICS
 from tackboard.events.statistics import describe
+from tackboard.events.stored_tables import check_files, check_rows, reading
 from tackboard.events.vector_columns import from_stored, to_stored
 
 KIND = "dataset"

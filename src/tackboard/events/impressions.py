@@ -25,9 +25,10 @@ from tackboard.core.errors import CorruptFileError, DataError, UsageError
 from tackboard.events.attributes import VALID_FROM
 from tackboard.events.columns import Place, one_array, parse_ids, parse_positions, parse_requests
 from tackboard.events.dataset import Dataset
-from tackboard.events.layout import Layout, RowReader, reading, row_groups
+from tackboard.events.layout import Layout, RowReader
 from tackboard.events.logs import Log, find_logs, read_log
 from tackboard.events.schema import id_type, ids_of, numpy_column
+from tackboard.events.stored_tables import reading, row_groups
 from tackboard.events.tabular import inspect
 from tackboard.events.times import parse_times
 

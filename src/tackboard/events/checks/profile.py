@@ -31,8 +31,8 @@ from tackboard.events.checks.measures import (
     user_counts_in,
 )
 from tackboard.events.dataset import LABEL, REQUESTS, Dataset
-from tackboard.events.layout import column_bytes, reading, row_groups
 from tackboard.events.schema import numpy_column
+from tackboard.events.stored_tables import column_bytes, reading, row_groups
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 DURATIONS_S: tuple[tuple[str, float], ...] = (

@@ -15,7 +15,7 @@ from tackboard.events.attributes import VALID_FROM
 from tackboard.events.checks.findings import Findings
 from tackboard.events.checks.measures import TOLERANCE_MS
 from tackboard.events.dataset import LABEL
-from tackboard.events.layout import out_of_order
+from tackboard.events.stored_tables import out_of_order
 
 FIRST_MS = 631_152_000_000
 """This is 1990-01-01 UTC. An earlier time nearly always has a wrong unit."""

@@ -28,8 +28,8 @@ from tackboard.core.files import remove_leftovers, replace_symlink, write_bytes_
 from tackboard.core.hashing import string_id
 from tackboard.core.locks import wait_for_lock
 from tackboard.core.manifest import MANIFEST, seal, unseal
-from tackboard.events.layout import reading
 from tackboard.events.schema import ids_of, numpy_column, without_unused_names
+from tackboard.events.stored_tables import reading
 
 FILE_NAME = "forgotten.json"
 KIND = "forgotten users"

@@ -32,7 +32,7 @@ from tackboard.events.attributes import VALID_FROM
 from tackboard.events.checks.measures import DAY_MS, IdCounts, newest_time
 from tackboard.events.dataset import EVENTS, INDEX, ITEMS, LATEST, REQUESTS, TRUTH, Dataset
 from tackboard.events.layout import FILE_NAME as LAYOUT
-from tackboard.events.layout import ROWS_PER_BUCKET, Layout, RowReader, reading, row_groups, write_buckets
+from tackboard.events.layout import ROWS_PER_BUCKET, Layout, RowReader, write_buckets
 from tackboard.events.privacy.forgetting import (
     Forgotten,
     read_forgotten,
@@ -44,6 +44,7 @@ from tackboard.events.privacy.forgetting import (
 from tackboard.events.schema import numpy_column, without_unused_names
 from tackboard.events.staging import derive_snapshot
 from tackboard.events.statistics import describe
+from tackboard.events.stored_tables import reading, row_groups
 
 FEATURES, IMPRESSIONS = "features.parquet", "impressions.parquet"
 USERS, USER_HISTORY, STATISTICS = "users.parquet", "user_history.parquet", "statistics.json"
