@@ -79,7 +79,7 @@ def test_a_pipe_and_a_socket_are_refused_and_not_opened(folder: Path, place: str
     path = folder / (LISTED[folder.name] if place == "listed" else place)
     path.unlink(missing_ok=True)
     os.mkfifo(path)
-    assert_refused(folder, path, "is neither a file nor a folder")
+    assert_refused(folder, path, "is not a plain file")
     path.unlink()
     with socket.socket(socket.AF_UNIX) as end:
         # A socket's name may have 107 bytes; the folder's may be longer.
@@ -88,7 +88,7 @@ def test_a_pipe_and_a_socket_are_refused_and_not_opened(folder: Path, place: str
             end.bind(f"/proc/self/fd/{here}/{path.name}")
         finally:
             os.close(here)
-        assert_refused(folder, path, "is neither a file nor a folder")
+        assert_refused(folder, path, "is not a plain file")
 
 
 def test_nothing_with_a_link_is_sealed(folder: Path) -> None:

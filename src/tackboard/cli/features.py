@@ -1,6 +1,6 @@
 """`tackboard features …` checks, explains, computes and documents features, and compares them with served features.
 
-SPEC is a Python file of features, a features.json, or a folder with a features.json, such as a bundle or a run.
+SPEC is a Python file of features, a features.json, or a bundle, checkpoint, run or dataset that has a features.json.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 def features_check(
     spec: Spec,
     data: Path | None = typer.Option(None, "--data", help="Check that this dataset has the columns, types and ranges."),
-    against: str | None = typer.Option(None, "--against", help="Check that SPEC may follow this older SPEC."),
+    against: str | None = typer.Option(None, "--against", help="Fail if SPEC changes this older SPEC incompatibly."),
     json_output: Json = False,
 ) -> None:
     """Compile a feature set and list its features."""
@@ -189,6 +189,6 @@ def features_replay(
         raise DataError(
             f"feature {name} was served with other values than training computes: "
             f"{result.num_mismatches:,} of {result.compared:,} values differ ({reasons})",
-            allowed=f"{others} more features differ" if others else "",
+            allowed=f"number of other features that differ: {others}" if others else "",
             fix="docs/serving.md says what the reasons mean",
         )

@@ -1,8 +1,8 @@
 """Lock files admit one process at a time, across containers and, if the file system allows it, across hosts.
 
 The lock is a kernel lock (`lockf`) on an open file. It belongs to one process, always ends with this process, and is
-visible to every process that opens the same file, in any PID namespace. Child processes do not inherit the lock,
-because they may outlive a killed parent.
+visible to every process that opens the same file, in any PID namespace. Child processes do not inherit the lock.
+This is wanted: a child that outlives its killed parent must not keep the lock.
 
 Some file systems have no locks, and some have locks within one host only (NFS mounted with `nolock`). Therefore the
 file also names the host of its holder, and the holder touches the file every HEARTBEAT_S. If the file system has no
@@ -40,9 +40,10 @@ time, and would drop the lock when the process closes either descriptor."""
 
 @contextlib.contextmanager
 def try_lock(path: Path, *, create: bool = True) -> Iterator[bool]:
-    """Yields whether this process holds the lock file `path` during the block. Does not wait.
+    """Yields whether this call took the lock file `path`, which it holds during the block. Does not wait.
 
-    The file is removed at the end. Without `create`, a missing file is not created, and False is yielded.
+    A lock that was taken is removed at the end. False is yielded if any process, this one included, holds the lock
+    already, and without `create` if the file is missing.
     """
     key, claim = str(path.parent.resolve() / path.name), object()
     if _held.setdefault(key, claim) is not claim:
@@ -88,7 +89,7 @@ def silence_to_wait_for(path: Path) -> float:
 
 
 def _take(path: Path, *, create: bool) -> int | None:
-    """Returns a descriptor that holds the lock, or None if another process holds the lock."""
+    """Returns a descriptor that holds the lock; None if another process has it, or without `create` no file exists."""
     while True:
         try:
             # Only one process can create the file, even on a file system without locks.
@@ -187,7 +188,7 @@ def _heartbeat(descriptor: int) -> Iterator[None]:
 
 
 def _host() -> bytes:
-    """Returns an id of the running kernel. Containers of one host share the id; a restart of the host changes it."""
+    """Returns an id that containers of one host share and a restart changes; without a boot id, of the host name."""
     try:
         identity = Path("/proc/sys/kernel/random/boot_id").read_bytes()
     except OSError:

@@ -35,7 +35,7 @@ def write_manifest(
     """Fsyncs and hashes every file under `folder`, then writes its manifest. `extra` holds further entries for it.
 
     `meant` names the files that the caller wrote. If the folder has other files or lacks a file, another process has
-    changed it; StorageError is raised and no manifest is written. If `meant` is None, all files are listed.
+    changed it; StorageError is raised and no manifest is written. If `meant` is None, this is not checked.
     """
     files: list[dict[str, Any]] = []
     for path in _listed_files(folder):
@@ -48,7 +48,7 @@ def write_manifest(
     differing = set() if meant is None else {entry["name"] for entry in files} ^ set(meant)
     if differing:
         raise StorageError(
-            f"{folder} does not hold what was written to it: {', '.join(sorted(differing)[:5])}",
+            f"{folder} has missing or unexpected files: {', '.join(sorted(differing)[:5])}",
             allowed="nothing was kept; another process removed or added files there",
             fix="stop the other process, then run the command again",
         )
@@ -93,7 +93,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             fix="use a newer tackboard",
         )
     if type(version) is not int or type(content.get("kind")) is not str or type(content.get("files")) is not list:
-        raise CorruptFileError(f"{path} is malformed", allowed="it holds kind, format_version and a list of files")
+        raise CorruptFileError(f"{path} is malformed", allowed="needed: kind, format_version and a list of files")
     names: set[str] = set()
     for entry in content["files"]:
         if not _is_entry(entry) or entry["name"] in names:
@@ -173,7 +173,8 @@ def _require_plain(path: Path, kind: int = stat.S_IFREG) -> None:
     except OSError as error:
         raise CorruptFileError(f"{path} cannot be read: {error.strerror}") from None
     if found != kind:
-        what = "a symbolic link" if found == stat.S_IFLNK else "neither a file nor a folder"
+        wanted = "folder" if kind == stat.S_IFDIR else "plain file"
+        what = "a symbolic link" if found == stat.S_IFLNK else f"not a {wanted}"
         raise CorruptFileError(
             f"{path} is {what}",
             allowed="allowed: plain files and folders",

@@ -10,14 +10,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 DEFAULT_READS = ("history.item", "history.action", "history.surface", "history.time")
 """The features that a model reads if it does not name any."""
 SINCE_LAST = "since_last"
 """Standard feature of a request: the seconds since the user's newest event."""
-UNKNOWN = 0
 DEFAULT_ACTION = "event"
 """The action of an event if its log or request has no actions."""
 DEFAULT_SURFACE = "default"
@@ -52,15 +48,3 @@ class Vocabulary:
     def num_surfaces(self) -> int:
         """Number of rows that a surface embedding needs, including the row for unknown surfaces."""
         return len(self.surfaces) + 1
-
-    def action_indices(self, names: Sequence[str]) -> NDArray[np.int64]:
-        """Returns the index of each action name; `UNKNOWN` for a name that training never saw."""
-        return _indices(names, self.actions)
-
-    def surface_indices(self, names: Sequence[str]) -> NDArray[np.int64]:
-        return _indices(names, self.surfaces)
-
-
-def _indices(names: Sequence[str], known: tuple[str, ...]) -> NDArray[np.int64]:
-    index = {name: position + 1 for position, name in enumerate(known)}
-    return np.array([index.get(name, UNKNOWN) for name in names], dtype=np.int64)

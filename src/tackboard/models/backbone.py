@@ -86,7 +86,7 @@ class BackboneConfig:
         check(fits, "model.backbone.num_heads", self.num_heads, f"a divisor of width {width}")
 
     def build(self, **sizes: Any) -> nn.Module:
-        """Makes a backbone with fresh parameters. `sizes` holds width, max_positions, dropout and overrides."""
+        """Makes a backbone with fresh parameters. `sizes`: width, max_positions, dropout; others override."""
         backbone = BACKBONES[self.kind]
         names = ("num_layers", "num_heads", "positions", *backbone.settings)
         return backbone.module(**({name: getattr(self, name) for name in names} | sizes))

@@ -242,4 +242,4 @@ def test_a_replay_names_the_feature_that_differs_and_counts_the_others(replay: C
     assert text.out.count("served -1, recomputed") == 1
     both = replay([99])
     assert both.code == 3
-    assert "1 more features differ" in both.err
+    assert "number of other features that differ: 1" in both.err

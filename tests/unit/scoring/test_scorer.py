@@ -69,8 +69,8 @@ def scores_of_the_model(
     column = make_history(
         [len(history["item"])],
         history["item"],
-        vocabulary.action_indices(history["action"]),
-        vocabulary.surface_indices(history["surface"]),
+        [1 + names["actions"].index(name) if name in names["actions"] else 0 for name in history["action"]],
+        [1 + names["surfaces"].index(name) if name in names["surfaces"] else 0 for name in history["surface"]],
         history["time"],
     )
     batch = make_batch(history=column, hashing=config.tables)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 DAY_MS = 86_400_000
 END_MS = 1_793_491_200_000
-"""The end of the log, 2026-11-01 00:00 UTC. Summer time in Berlin ends on 25 October, within the days of requests."""
+"""The end of the log, 2026-11-01 00:00 UTC. Requests span the end of summer time in Berlin, for `hour`."""
 LOG_DAYS = 60
 REQUEST_DAYS = 21
 """Requests lie in the last 21 days of the log, so that each request has a history."""
@@ -55,7 +55,7 @@ class FeatureSizes:
     """Number of events in the history of each online user."""
     batch_repeats: int = 9
     online_repeats: int = 400
-    """Number of online requests that are measured after the warm-up. The different requests take turns."""
+    """Number of online requests measured per contender after the warm-up. The different requests take turns."""
     rounds: int = 3
     """Number of turns of each contender. The measurements of a contender are spread over its turns."""
 

@@ -5,8 +5,8 @@ If the column holds names (actions, surfaces, hours, items, fields of text or bo
 frequent names of the old side, and `(other)`. If the column holds numbers (gaps, lateness, events per user, fields),
 the values are bins between the quantiles of the old side. There are two distances. L∞ is the largest difference between
 the two shares of a value. The Jensen–Shannon divergence is in bits (logarithm to base 2). It is 0 if all shares are
-equal, 1 if no value occurs on both sides, and the same if the sides are swapped. Decided: names and bins come from the
-old side alone, so that all new snapshots are measured with the same values.
+equal, and 1 if no value occurs on both sides. Decided: names and bins come from the old side alone, so that all new
+snapshots are measured with the same values. If the sides are swapped, the values change, and so does the distance.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class _Scale:
 
 def _count_numbers(numbers: Floats, bounds: Floats, values: NDArray[np.int64]) -> None:
     missing = np.isnan(numbers)
-    # A number that equals a bound counts into the lower bin. So in a column of few distinct values, each has its bin.
+    # A number that equals a bound counts into the lower bin, so it never shares a bin with larger numbers.
     values[: len(bounds) + 1] += np.bincount(
         np.searchsorted(bounds, numbers[~missing], side="left"), minlength=len(bounds) + 1
     )
