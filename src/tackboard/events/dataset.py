@@ -258,7 +258,7 @@ def write_dataset(
 
 
 def open_dataset(path: str | Path, *, verify: bool = True) -> Dataset:
-    """Opens a snapshot folder, or the newest snapshot of a dataset folder. Checks every file's SHA-256 and its footer.
+    """Opens a snapshot folder, or the newest snapshot of a dataset folder. Checks SHA-256s and Parquet footers.
 
     With `verify=False`, the SHA-256 of the manifest is checked, but not that of the other files. A path without a
     dataset raises DataError. A file that differs from the manifest raises CorruptFileError, which names the file.
