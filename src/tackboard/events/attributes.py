@@ -49,7 +49,7 @@ def split_versions(kind: str, attributes: pa.Table | None) -> tuple[pa.Table | N
 
     The table of versions has the id column, valid_from_ms and the attributes. Its rows are sorted by id, then by
     valid_from_ms. In both tables, a column of lists of floats becomes a column of vectors if all lists have the same
-    length. Raises DataError if two rows have the same id and time, if a row has no time, or if times are not int64.
+    length. Raises DataError if two rows have the same id and time, or if a time is null or not int64.
     """
     if attributes is None:
         return None, None

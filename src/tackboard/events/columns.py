@@ -1,7 +1,7 @@
 """This module converts raw columns of a user's file to canonical columns, and says which rows are unusable.
 
-If all ids of a column are plain integers, they become int64. Otherwise all of them become strings. Spaces around an id
-are ignored. Names of actions and surfaces become dictionary-encoded strings. This module drops no row.
+If all ids of a column are integers that fit into int64 and have no leading zeros, they become int64. Otherwise all ids
+become strings. Spaces around ids are ignored. Actions and surfaces become dictionary-encoded strings. No row is lost.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _remap(array: pa.DictionaryArray, values: pa.Array) -> pa.DictionaryArray:
 
 
 def _whole_numbers(column: pa.ChunkedArray, name: str, place: Place) -> pa.ChunkedArray:
-    """Converts floats to int64, because many programs store integers and nulls as floats. Fractions raise DataError."""
+    """Converts floats that stand for integers to int64. Fractions and floats beyond 2^53 raise DataError."""
     values = column.cast(pa.float64()).fill_null(np.nan).to_numpy()
     known = ~np.isnan(values)
     odd = known & ((values != np.floor(values)) | (np.abs(values) > _LARGEST_EXACT_FLOAT))

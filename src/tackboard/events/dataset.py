@@ -133,7 +133,7 @@ class Dataset:
 
     @functools.cached_property
     def layout(self) -> Layout:
-        """The layout, which says which users and which rows of each file belong to each bucket of the snapshot."""
+        """The layout, which says which users, events and labelled requests belong to each bucket of the snapshot."""
         layout = read_layout(self.path, self.events_path)
         for name, rows in layout.offsets.items():
             path = self.path / f"{name}.parquet"
@@ -258,10 +258,10 @@ def write_dataset(
 
 
 def open_dataset(path: str | Path, *, verify: bool = True) -> Dataset:
-    """Opens a snapshot folder, or the newest snapshot of a dataset folder. Checks every file's SHA-256 first.
+    """Opens a snapshot folder, or the newest snapshot of a dataset folder. Checks SHA-256s and Parquet footers.
 
-    With `verify=False`, only the manifest's checksum of itself is checked. A path without a dataset raises DataError. A
-    file that differs from the manifest raises CorruptFileError, which names the file.
+    With `verify=False`, the SHA-256 of the manifest is checked, but not that of the other files. A path without a
+    dataset raises DataError. A file that differs from the manifest raises CorruptFileError, which names the file.
     """
     folder = snapshot_folder(Path(path))
     manifest = verify_manifest(folder, KIND) if verify else read_manifest(folder)
@@ -289,7 +289,7 @@ def index_folder(snapshot: Path) -> Path | None:
     """Returns the folder for results that can be computed again from a snapshot.
 
     This folder is not inside the snapshot, because a snapshot is sealed. Returns None if the snapshot does not lie in a
-    dataset's folder, or if a link leads out of the dataset's folder.
+    dataset's folder, or if the folder for results, or the folder above it, is a symlink.
     """
     snapshot = snapshot.resolve()
     everything = snapshot.parent / INDEX

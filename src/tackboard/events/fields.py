@@ -2,9 +2,9 @@
 
 A Parquet file states the type of a column. In a CSV file, all values are text, and a column gets the first of these
 types that fits all its values: 64-bit integer, float, boolean, text. Decided: a number with leading zeros makes the
-column text, as in a column of ids. A column of integers that do not all fit into 64 bits also stays text. A column
-without any value is refused, because its type cannot be known. This module also checks contexts, which are JSON objects
-with further information about an event.
+column text, as in a column of ids. A column of integers that do not all fit into 64 bits also stays text. A CSV
+column without any value, and a Parquet column of the type null, are refused, because their type cannot be known. This
+module also checks contexts, which are JSON objects with further information about an event.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def parse_field(column: pa.ChunkedArray, name: str, place: Place = in_row, *, ty
     """Converts a column to int64, float64, bool or dictionary-encoded text, with nulls. Errors name `name` and `place`.
 
     With `typed`, which means Parquet, the type of the column decides the type of the field. Otherwise the column is
-    text, and its values decide the type. Surrounding spaces are removed, and empty text means null. A column of another
-    type, or without any value, raises DataError.
+    text, its values decide the type, surrounding spaces are removed, and empty text means null. A column of another
+    type, a text column without any value (unless `typed`), or a column of the type null raises DataError.
     """
     kind = column.type
     if is_text(kind):
@@ -73,7 +73,7 @@ def parse_field(column: pa.ChunkedArray, name: str, place: Place = in_row, *, ty
 
 
 def parse_contexts(column: pa.ChunkedArray, name: str, place: Place = in_row) -> pa.Array:
-    """Checks a column of JSON objects. Empty text becomes null. Other text raises DataError, which names its place."""
+    """Checks a column of JSON objects. Empty text becomes null. Text that is not a JSON object raises DataError."""
     if not is_text(column.type):
         raise DataError(
             f"{place(0)}: the context column {name!r} has type {column.type}", allowed="allowed: text of JSON objects"

@@ -106,10 +106,10 @@ class ImportReport:
     unparsable_received: int = _fixed("unparsable received times: set to the event's time")
     unparsable_positions: int = _fixed("unparsable positions: left empty")
     item_attribute_rows_dropped: int = _fixed(
-        "rows of the items file with an unusable id, a repeated id or an unusable valid_from: dropped"
+        "rows of the items file with a bad or repeated id, a bad valid_from or a wrong number of fields: dropped"
     )
     user_attribute_rows_dropped: int = _fixed(
-        "rows of the users file with an unusable id, a repeated id or an unusable valid_from: dropped"
+        "rows of the users file with a bad or repeated id, a bad valid_from or a wrong number of fields: dropped"
     )
     unparsable_births: int = _fixed("unparsable births in the items file: left empty")
     impressions_kept: int = 0
@@ -237,7 +237,7 @@ def _required_columns(
 def _drop_bad(
     config: ImportConfig, log: Log, users: Ids, items: Ids, good_time: NDArray[np.bool_], report: ImportReport
 ) -> NDArray[np.bool_]:
-    """Returns a mask of the usable rows. Raises DataError if more than the allowed share of rows is unusable."""
+    """Returns a mask of the usable rows. Raises DataError if all rows, or more than the allowed share, are unusable."""
     report.malformed = log.num_malformed
     report.empty_users, report.empty_items = int(users.empty.sum()), int(items.empty.sum())
     report.unparsable_times = int((~good_time).sum())
@@ -428,7 +428,7 @@ def _read_attributes(
 def _read_impressions(
     config: ImportConfig, events: pa.Table, attributes: dict[str, pa.Table | None], report: ImportReport
 ) -> pa.Table:
-    """Reads the impressions. Adds users and items that occur only in impressions to `attributes`."""
+    """Reads the impressions. Adds their users and items to `attributes`, unless `attributes` lists them already."""
     options = ("user", "item", "time", "request", "position")
     columns = {option: value for option in options if (value := getattr(config, option)) is not None}
     shown = parse_impressions(config.impressions, columns, events, config.max_bad_share)
@@ -470,7 +470,7 @@ def _check_attribute_loss(
         or_time = "" if valid_from is None else f", or no usable {valid_from}"
         raise DataError(
             f"{num_bad:,} of {num_rows:,} rows of {rows.source.path} ({rows.unit} {', '.join(map(str, lines))}) "
-            f"have no id that could match the events'{or_time}",
+            f"have a wrong number of fields, or no id that could match the events'{or_time}",
             allowed=f"allowed: at most {config.max_bad_share:.1%} of the rows (--max-bad-share)",
             fix="check that the ids are in the first column, or in a column with the name of the events' column",
         )

@@ -64,7 +64,7 @@ def parse_impressions(
     `columns` maps `user`, `item`, `time`, `request` and perhaps `position` to columns of the files. If `columns` has no
     `position`, or the first file lacks that column, a column named `position` is read if it exists. Ids and requests
     get the types that they have in `events`. A row without a usable user, item, time or request is dropped. Raises
-    DataError if more than `max_bad_share` of the rows would be dropped.
+    DataError if all rows, or more than `max_bad_share` of the rows, would be dropped.
     """
     if "request" not in columns or "request" not in events.column_names:
         raise UsageError(
@@ -148,8 +148,8 @@ class Impressions:
         """Yields pairs of tables: impressions of the bucket that have a request, and the events of the same users.
 
         The impressions have the columns `COLUMNS`. `events` holds all events of the bucket, and each event is yielded
-        once. A bucket can have very many impressions, because few impressions lead to an action. So each pair has about
-        ROWS_PER_PART impressions, or more if a single user has more, because users are never split.
+        once. A bucket can have very many impressions, because few impressions lead to an action. So a pair has about
+        ROWS_PER_PART impressions, or more if one user has more. With `shown`, one pair holds the whole bucket.
         """
         if self.shown is not None:
             rows = events.filter(pc.equal(events["action"], self.shown))

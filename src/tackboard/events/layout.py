@@ -1,12 +1,12 @@
-"""The layout of a snapshot cuts every file into the same buckets, and a bucket holds all rows of some users.
+"""The layout of a snapshot cuts the files below into the same buckets. A bucket holds all rows of some users.
 
     events.parquet    ├── bucket 0 ──┤├──── bucket 1 ────┤├ bucket 2 ┤      one row group each
     requests.parquet  ├ bucket 0 ┤├─ bucket 1 ─┤├──── bucket 2 ──────┤      the requests of the same users
     features.parquet  one row for each row of events.parquet, in the same order
 
-Files are sorted by user_id, so a bucket is a range of users and, in each file, a range of rows. A job that reads the
-same bucket of every file has all data of the bucket's users. So joins need no shuffle, and a job needs memory for one
-bucket only. Decided: a user is never split, so one user with many events makes a bucket larger than planned.
+These files are sorted by user_id, so a bucket is a range of users and, in each file, a range of rows. A job that reads
+the same bucket of each file has all rows of the bucket's users. So joins need no shuffle, and a job needs memory for
+one bucket only. Decided: a user is never split, so one user with many events makes a bucket larger than planned.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Layout:
 
 
 def cut_buckets(user_ids: Ints, rows_per_bucket: int) -> Layout:
-    """Cuts events, sorted by `user_ids`, into buckets of at most `rows_per_bucket` rows, or of one larger user."""
+    """Cuts events, sorted by `user_ids`, into buckets of at most `rows_per_bucket` rows, or of one user with more."""
     # `starts` holds the first row of each user, and then the number of events.
     starts = np.append(starts_of_users(user_ids), len(user_ids))
     bounds, begin = [], 0

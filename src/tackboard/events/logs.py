@@ -1,8 +1,8 @@
 """This module reads all files of a log into one table, and knows the file and the line of every row.
 
 Decided: files are sorted by path, whatever order they were given in, so that the same folder always gives the same
-dataset. In a folder, files whose names begin with `.` or `_` are left out, because programs use such names for files
-that are not data. Any other file that is not a log raises DataError, because a skipped file would mean lost events.
+dataset. In folders and patterns, files whose names begin with `.` or `_` are left out, because programs use such names
+for files that are not data. Any other file that is not a log raises DataError, because skipping it could lose events.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ LONG_BYTES = 32 << 20
 def find_logs(paths: Sequence[Path]) -> list[Path]:
     """Returns the files of `paths`, sorted by path. `paths` are files, folders and patterns such as `logs/*.csv`.
 
-    Raises UsageError if there is no file, or if a file is given twice. Raises DataError if a folder holds no log, or
-    holds a file that is not a log.
+    Raises UsageError if there is no file, or if a file is given twice. Raises DataError if a folder holds no log,
+    or holds another folder or a file that is not a log.
     """
     found: list[Path] = []
     for path in paths:

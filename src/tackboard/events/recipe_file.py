@@ -23,7 +23,7 @@ from tackboard.train.config import RunConfig
 
 
 def recipe() -> RunConfig:
-    # The numbers size the tables, the history and the number of steps.
+    # num_items decides the size of the embedding tables, and num_events decides the number of steps.
     return pretrain_recipe(
         dataset={dataset},
         num_items={num_items},

@@ -1,7 +1,7 @@
 """This module computes counts and distributions of a dataset's events and items, as one JSON object.
 
-`init` prints these statistics and writes the numbers of events and items into the recipe. docs/synthetic-world.md uses
-the statistics to compare worlds with real logs. Everything is computed by sorting NumPy columns.
+`init` prints these statistics, and writes the actions and the numbers of events, users and items into the recipe.
+docs/synthetic-world.md uses the statistics to compare worlds with real logs. All columns are in memory.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ FIELDS = {
     **dict.fromkeys(("user_type", "item_type"), Literal["int64", "string"]),
     **dict.fromkeys(("actions", "surfaces"), dict[str, float]),
 }
-"""The fields of statistics.json that the code needs, and their types. All other fields are for human readers."""
+"""The fields that statistics.json must have, and their types. The code can do without all other fields."""
 OPTIONAL_FIELDS = {"fields": dict[str, dict[str, Any]]}
 HEAD_SHARE = 0.1
-"""The Zipf exponent is fitted to the most popular items, which are this share of all items."""
+"""The Zipf exponent is fitted to the most popular items: this share of the items with events, at least two items."""
 
 
 def describe(events: pa.Table, items: pa.Table) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def name_shares(column: pa.ChunkedArray) -> dict[str, float]:
 
 
 def _spread(values: NDArray[Any], *, disposable: bool = False) -> dict[str, float]:
-    """Returns mean and quantiles. With `disposable`, reorders `values` in place, which saves a copy of the column."""
+    """Returns mean and quantiles, or {} if there are no values. With `disposable`, reorders `values` to save a copy."""
     if not len(values):
         return {}
     mean = float(values.mean())

@@ -1,4 +1,4 @@
-"""Reads the Parquet files of a snapshot and checks that they hold what later steps rely on.
+"""This module reads the Parquet files of a snapshot and checks that they hold what later steps rely on.
 
 A manifest proves that the files are unchanged, but not that their content makes sense. Later steps rely on the order of
 the rows: they cut histories at each new user, and find ids by binary search. Decided: when a snapshot is opened,
@@ -50,7 +50,7 @@ SORTED: dict[str, tuple[str, ...]] = {
     "user_history": ("user_id", "valid_from_ms"),
     "requests": ("user_id", "time_ms"),
 }
-"""The columns by which the rows of each file are sorted. If a file is sorted by one column, its values are distinct."""
+"""The columns by which the rows of a file must be sorted. If only one column is named, its values must be distinct."""
 
 
 @contextlib.contextmanager

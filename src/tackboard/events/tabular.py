@@ -1,9 +1,9 @@
 """This module reads columns of a user's file, which is CSV, gzipped CSV or Parquet, into a table.
 
-The first bytes of a file, not its name, decide the format. Decided: CSV columns are read as text and never as a guessed
-type, because a guess turns the id `007` into 7, and one stray letter changes the type of a column. Rows with the wrong
-number of fields are left out, and the caller gets their line numbers and decides whether too many rows were left out. A
-file that changes while it is read raises DataError.
+The first bytes of a file, not its name, decide the format. Decided: CSV columns are read as text, because a guessed
+type turns the id `007` into 7, and one stray letter changes the type of a column. Only attributes get guessed types.
+Rows with the wrong number of fields are left out, and the caller gets their record numbers and decides whether too many
+rows were left out. A file that changes while it is read raises DataError.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DELIMITERS = (",", "\t", ";", "|")
 ALLOWED = "allowed: CSV, gzipped CSV, Parquet"
 _GZIP, _PARQUET, _ZIP = b"\x1f\x8b", b"PAR1", b"PK\x03\x04"
 _NAME = re.compile(r"(?:[^\W\d][^@]{0,63})?")
-"""Matches a column name that begins with a letter, and the empty name, which some programs give an index column."""
+"""Matches up to 64 characters that begin with a letter or `_` and lack `@`, and the empty name of an index column."""
 _HEADER_BYTES = 1 << 20
 MAX_COLUMNS = 10_000
 """Largest number of columns in a file. A file with more columns is a matrix or has broken line ends."""
@@ -77,7 +77,7 @@ class TableFile:
         except OSError:
             now = ()
         if now != self.state:
-            what = f"was {self.state[2]:,} bytes, is {now[2]:,}" if now and now[2] != self.state[2] else "was replaced"
+            what = f"was {self.state[2]:,} bytes, is {now[2]:,}" if now and now[2] != self.state[2] else "was rewritten"
             raise DataError(
                 f"{self.path} changed while it was read: it {what if now else 'is gone'}",
                 fix="run the command again when the file is complete",
@@ -86,7 +86,7 @@ class TableFile:
 
 @dataclasses.dataclass(frozen=True)
 class FileRows:
-    """The columns that were read from a file, and the line of the file in which each row stands."""
+    """The columns that were read from a file. `line_of` and `place_of` say where in the file a row stands."""
 
     source: TableFile
     table: pa.Table
@@ -110,7 +110,7 @@ class FileRows:
 
 
 def inspect(path: Path) -> TableFile:
-    """Finds the format and columns of a file. An unreadable file raises DataError. A missing file raises UsageError."""
+    """Finds the format and columns of a file. A missing file or a folder raises UsageError, a bad file DataError."""
     if path.is_symlink() and not path.exists():
         raise DataError(
             f"{path} is a symlink whose target does not exist", fix="restore the target, or leave out the link"
@@ -141,7 +141,7 @@ def inspect(path: Path) -> TableFile:
 
 
 def require_columns(source: TableFile, wanted: dict[str, str]) -> None:
-    """Raises DataError if a column in `wanted` (option → column) does not exist. The error lists all columns."""
+    """Raises DataError if a column in `wanted` (option → column) does not exist. The error lists up to 40 columns."""
     for option, column in wanted.items():
         if column not in source.columns:
             if not source.is_named:
@@ -172,8 +172,8 @@ def read(
     """Reads `columns` (by default all). Parquet columns keep their types, and CSV columns are strings.
 
     If `as_text` is given, only the CSV columns in `as_text` are strings. Each other CSV column gets the type that fits
-    all its values. `progress` counts bytes of the file. A file that cannot be read, or that changes while it is read,
-    raises DataError. The error names the row if the row is known.
+    all its values. `progress` counts bytes of the file, except for CSV with `as_text`. A file that cannot be read, or
+    that changes while it is read, raises DataError. The error names the row if the row is known.
     """
     names = list(dict.fromkeys(columns if columns is not None else source.columns))
     progress = progress if progress is not None else Progress("", quiet=True)
@@ -199,7 +199,7 @@ def _state_of(path: Path) -> tuple[int, ...]:
 
 
 def _reason(error: BaseException) -> str:
-    """Returns the text of a system error, without the path, which our message already names, or of an Arrow error."""
+    """Returns the text of an error. Leaves out the path of a system error, because our message names the path."""
     if isinstance(error, OSError) and error.errno and error.strerror:
         return error.strerror
     return str(error)[:200] or type(error).__name__
@@ -265,7 +265,7 @@ def _check_columns(path: Path, names: tuple[str, ...]) -> None:
     _check_width(path, len(names))
     doubles = sorted(name for name, count in Counter(names).items() if count > 1)
     if doubles:
-        raise DataError(f"{path} has two columns named {doubles[0]!r}", fix="rename one of them in the header")
+        raise DataError(f"{path} has two columns named {doubles[0]!r}", fix="rename one of these columns")
 
 
 def _read_parquet(source: TableFile, names: list[str], progress: Progress) -> FileRows:

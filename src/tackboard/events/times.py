@@ -70,9 +70,9 @@ def parse_times(column: pa.ChunkedArray, name: str, place: Place = in_row) -> Ti
 
 
 def parse_milliseconds(column: pa.ChunkedArray, name: str, place: Place = in_row) -> Times:
-    """Parses a column of milliseconds. All integers are usable, even 0 and negative integers. Other text is unusable.
+    """Parses a column of milliseconds. Unlike in `parse_times`, 0 and negative integers are usable.
 
-    If the column holds neither integers nor text, `parse_times` parses it.
+    Text is usable if it is an integer of at most 18 digits. `parse_times` parses columns of all other types.
     """
     column = plain(column)
     if is_text(column.type):
@@ -123,7 +123,7 @@ def _place_of(place: Place, chosen: NDArray[np.bool_]) -> Place:
 def _numbers_of(text: pa.ChunkedArray) -> NDArray[Any]:
     """Converts texts that are numbers to int64 if all of them are integers that fit, else to float64."""
     if not pc.any(pc.match_substring(text, ".")).as_py():
-        # A number above 2^63 means nanoseconds after the year 2262. A float is exact enough for such a time.
+        # The cast fails if a number does not fit into int64. Such a number is unusable. Floats are exact to the ms.
         with contextlib.suppress(pa.ArrowInvalid):
             return np.asarray(text.cast(pa.int64()).to_numpy())
     return np.asarray(text.cast(pa.float64()).to_numpy())
@@ -182,10 +182,10 @@ def _checked(ms: NDArray[Any], good: NDArray[np.bool_], unit: str) -> Times:
 
 
 def _mixed(name: str, place: Place, first_rows: dict[str, int]) -> DataError:
-    """Returns the error for a column that mixes units. `first_rows` maps each unit to the first row that has it."""
+    """Returns the error for a column that mixes units or formats. `first_rows` maps each one to its first row."""
     where = ", ".join(f"{unit} from {place(row)}" for unit, row in first_rows.items())
     return DataError(
         f"the time column {name!r} mixes {' and '.join(first_rows)}: {where}",
         allowed="allowed: one unit (seconds below 1e11, ms below 1e14, µs below 1e17, else ns) or ISO 8601 text",
-        fix="convert the column to one unit",
+        fix="convert the column to one unit, or to ISO 8601 text",
     )

@@ -142,7 +142,7 @@ def test_a_file_that_is_not_what_it_was_is_refused(tmp_path: Path, change: str) 
         os.replace(write(tmp_path / "b.csv", CSV), path)
     else:
         path.unlink()
-    expected = {"grow": "was 23 bytes, is 29", "remove": "is gone"}.get(change, "was replaced")
+    expected = {"grow": "was 23 bytes, is 29", "remove": "is gone"}.get(change, "was rewritten")
     with pytest.raises(DataError, match=f"a.csv changed while it was read: it {expected}"):
         read(source)
 

@@ -25,7 +25,7 @@ USUAL_EVENTS = 50
 """A day is never a gap if the median of its neighbours is below this number of events."""
 DAYS_NAMED = 5
 MANY_USERS = 10
-"""A heavy user has more than this number times the average of events, because in small logs all shares are large."""
+"""A heavy user has more than this many times the average number of events. In small logs, all shares are large."""
 
 
 class EventCheck(TableCheck):

@@ -2,7 +2,7 @@
 
 RULES holds every rule of `tackboard data check`, and what to do if the rule is broken. Decided: a rule is an error if
 breaking it stops training or serving, or makes their results wrong. A rule is a warning if the data may be correct, but
-somebody should look at the data. A finding names files, columns, items, row numbers and counts, never a user.
+somebody should look at the data. A finding names files, columns, days, row numbers and counts, never a user.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROWS_NAMED = 5
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """The severity, a sentence that says what is wrong, and what to do. {} in the sentence stands for a name."""
+    """The severity, a sentence that says what is wrong, and what to do. {} stands for a detail, such as a column."""
 
     severity: Severity
     wrong: str

@@ -1,7 +1,7 @@
 """This module describes the events of a snapshot as plain JSON, for `tackboard data stats`.
 
-Events are read one bucket at a time and counted into fixed bins. Memory holds one number per item and per user. Nothing
-in the result is about a single user. The quantiles of gaps, lateness and candidates per request come from a sample if
+Events are read one bucket at a time and counted into fixed bins. Memory holds one number per item and per user. The
+result names no user. The quantiles of gaps, lateness and candidates per request come from a sample if
 there are more than 65,536 values, and are then marked `estimated`. The same data always gives the same sample. All
 other numbers are exact, unless there are more than 100,000 different actions or surfaces.
 """
@@ -47,7 +47,7 @@ DURATIONS_S: tuple[tuple[str, float], ...] = (
     ("1 to 7 days", 604_800.0),
     ("7 to 30 days", 2_592_000.0),
 )
-"""Name and largest number of seconds of each bin of gaps and lateness. Longer times count as `over 30 days`."""
+"""Name and largest number of seconds of each bin. Negative times count as `0`, and longer times as `over 30 days`."""
 COUNTS: tuple[int, ...] = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 16_000)
 """The smallest number of events per user in each bin."""
 NUM_RANKS = 60

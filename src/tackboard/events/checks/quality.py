@@ -60,8 +60,8 @@ class QualityReport:
 def check_dataset(path: Path, *, max_user_share: float = 0.05, now_ms: int | None = None) -> QualityReport:
     """Checks a snapshot, or the newest snapshot of a dataset. A path without a dataset raises DataError.
 
-    A user is reported as heavy if they have more than `max_user_share` of the events and more than 10 times the
-    average. Events more than a day after `now_ms` (by default the clock's time) are reported.
+    The user with the most events is reported if they have more than `max_user_share` of the events and more than 10
+    times the average. Events more than a day after `now_ms` (by default the clock's time) are reported.
     """
     folder = snapshot_folder(path)
     findings = Findings()
@@ -101,7 +101,7 @@ def check_dataset(path: Path, *, max_user_share: float = 0.05, now_ms: int | Non
 
 
 def _check_manifest(folder: Path, findings: Findings) -> bool:
-    """Compares every file with the manifest. Returns False if the folder is not a dataset of a known version."""
+    """Compares every file with the manifest if it is intact. Returns False if the folder is no dataset we can read."""
     try:
         manifest = read_manifest(folder)
     except CorruptFileError as error:
@@ -174,7 +174,7 @@ def _check_statistics(folder: Path, events: EventCheck, findings: Findings) -> N
 
 
 def _check_layout(folder: Path, events: EventCheck, findings: Findings) -> None:
-    """Compares layout.json with the row groups of the events."""
+    """Compares layout.json with the row groups of the events, and with the number of rows of requests.parquet."""
     name = layout.FILE_NAME
     if not (folder / name).exists() or not events.is_whole:
         return

@@ -164,7 +164,7 @@ def _add_requests(section: Section, requests: Mapping[str, Any]) -> None:
     section.text(
         f"{requests['num_requests']:,} requests with {requests['num_candidates']:,} candidates; half of the requests "
         f"have at most {per_request.get('q50', 0):,.0f} candidates{_estimated(requests)}. "
-        "A label is unknown while its window is open."
+        "A label is unknown if its window is still open and no action was joined yet."
     )
     section.table(
         ["label", "positive", "negative", "unknown", "share of positives among known labels"],
@@ -201,7 +201,7 @@ def _add_files(section: Section, files: Mapping[str, Any]) -> None:
     largest = sorted(columns, key=lambda pair: -pair[1])[:NUM_BARS]
     description = ", ".join(f"{name} {_bytes(size)}" for name, size in largest)
     kilobytes = {name: size / 1e3 for name, size in largest}
-    caption = "The size of each column in its Parquet file, the largest first."
+    caption = "The columns that take the most space in the Parquet files, the largest first."
     _bars(section, caption, kilobytes, "Bytes by column", description, "kilobytes, compressed", "{:,.1f}")
 
 

@@ -27,7 +27,7 @@ Bools = NDArray[np.bool_]
 class KnownIds:
     """The sorted ids of items and users, and the births of items (ms). A field is None if its file is unreadable.
 
-    If a birth is unknown, its value is the smallest int64.
+    `births` is also None if items have no birth_ms. The birth of a single item is the smallest int64 if it is unknown.
     """
 
     items: Ints | None
@@ -70,7 +70,7 @@ class TableCheck(abc.ABC):
     def _check(self, table: pa.Table) -> None: ...
 
     def _note_rows(self, rule: str, rows: Ints, about: str = "") -> None:
-        """Adds a finding about rows of the current row group. `rows` holds their numbers; its first row is row 0."""
+        """Adds a finding about rows of the current row group. `rows` counts from 0 at the first row of the group."""
         self._findings.add_rows(rule, self.file, self.num_rows + rows, about)
 
     def _note(self, rule: str, wrong: Bools, about: str = "") -> None:

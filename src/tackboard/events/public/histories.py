@@ -1,4 +1,4 @@
-"""This module reads the sequences of items that four papers made from Amazon reviews 2014 (5-core) and Last.fm.
+"""This module reads the sequences of items that four papers made from Amazon reviews 2014 and Last.fm.
 
 Rules: there is one action, `event`. The files of S3-Rec and TiCoSeRec have one line per user, `user item item …`, with
 the oldest item first. The files of SASRec and BERT4Rec have one line per event, `user item`. TiCoSeRec also has a file

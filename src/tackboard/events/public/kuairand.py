@@ -52,5 +52,5 @@ KUAIRAND = PublicDataset(
     terms="CC BY-SA 4.0 (KuaiRand)",
     counts=PublishedCounts(users=664, items=9_359, events=41_828),
     read=read_kuairand,
-    note="heavily selected: only events that were liked or hated",
+    note="heavily selected: only videos that the user liked or hated",
 )

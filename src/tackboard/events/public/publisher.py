@@ -1,8 +1,8 @@
 """This module holds the code that all public datasets share: it imports a publisher's files as canonical events.
 
 Decided: every row of the publisher is kept, even exact repeats, because published results include the repeats. The
-published numbers of users, items and events are known, and files with other numbers raise DataError. So a dataset of
-this name always holds the published data. In all datasets, rows of the same user and time keep the publisher's order.
+published numbers of users, items and events are known, and files with other numbers raise DataError. So an import
+is the published data, without forgotten users. In all datasets, rows of the same user and time keep their order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ORDER_ONLY_START_MS = 946_684_800_000
 """The time 2000-01-01 UTC. Every user's first event gets this time if the publisher gives an order but no times."""
 ORDER_ONLY_STEP_MS = 60_000
 """The made-up time between two successive events of a user if the publisher gives an order but no times."""
-ORDER_ONLY_NOTE = "times are made up: the publisher gives only the order; the n-th event of a user is n minutes in 2000"
+ORDER_ONLY_NOTE = "times are made up: the publisher gives only the order; events are 1 minute apart from 2000-01-01 on"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +148,7 @@ def order_only_times(lengths: Any) -> NDArray[np.int64]:
 def table_of(data: bytes, columns: Mapping[str, pa.DataType], delimiter: str, *, header: bool = False) -> pa.Table:
     """Reads a publisher's CSV. If there is no header, `columns` must be in the order of the file.
 
-    A file with other columns raises ArrowInvalid.
+    A file that lacks one of `columns`, or whose values have another type, raises an ArrowException.
     """
     return pyarrow.csv.read_csv(
         pa.BufferReader(data),
