@@ -69,7 +69,7 @@ def columns_of(events: Sequence[Event], config: StoreConfig) -> dict[str, Values
 def columns_from_arrow(table: pa.Table, config: StoreConfig) -> dict[str, Values]:
     """Turns a table of events into the store's columns.
 
-    A missing column, a column of another kind, or a null in a built-in column raises DataError. Other columns are left out.
+    A missing column, a column of another kind, or a null in a built-in column raises DataError. Others are left out.
     """
     check_has_columns(table.column_names, config)
     columns = {name: _from_arrow(table[name], name, kind) for name, kind in config.columns.items()}

@@ -1,8 +1,8 @@
 """Corrects a store from a dataset snapshot, so that the store's sequences agree with the log.
 
 The horizon is the largest received_ms of the snapshot. Events that the store received before the horizon are replaced
-by the events of the snapshot. Events that the store received at the horizon or later stay, except duplicates of events in
-the snapshot. Each user is changed all or nothing. Only a few users are changed at a time, so other writers wait only
+by the events of the snapshot. Events that the store received at the horizon or later stay, except duplicates of events
+in the snapshot. Each user is changed all or nothing. Only a few users are changed at a time, so other writers wait only
 briefly. A second correction from the same snapshot changes nothing. After a kill, the next call continues with the
 users that were not corrected yet.
 

@@ -41,7 +41,7 @@ class Fetched(NamedTuple):
     """The data of one user that an engine returns. The buffered events still have their seals."""
 
     stamp: bytes | None
-    """A value that changes when events move into other chunks. It may be None on SQLite and for users without chunks."""
+    """A value that changes when events move into other chunks. May be None on SQLite and for users without chunks."""
     head: Head
     recent: list[SealedEvent]
 

@@ -62,7 +62,7 @@ class WorldConfig:
     drift_probability: float = 0.1
     """Chance, at each session start, that one slot drifts, which means that its topic is drawn again."""
     drift_near_share: float = 0.8
-    """Share of drifts that go to a neighbouring topic on the ring. The other drifts go to any topic, even the old topic."""
+    """Share of drifts that go to a neighbouring topic on the ring. Other drifts go to any topic, even the old one."""
 
     median_events: float = 38.0
     """Median number of events of a user. The number is lognormal and then clipped to [min_events, max_events]."""
