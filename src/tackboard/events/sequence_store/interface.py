@@ -495,7 +495,7 @@ def check_user_ids(user_ids: Sequence[int] | Integers) -> Integers:
     """Returns user ids as an array, or raises DataError."""
     if isinstance(user_ids, np.ndarray):
         if user_ids.dtype != np.int64 or user_ids.ndim != 1:
-            raise DataError(f"user ids are {user_ids.ndim}-D {user_ids.dtype}", allowed="allowed: a flat array of int64")
+            raise DataError(f"user ids are {user_ids.ndim}-D {user_ids.dtype}", allowed="allowed: a 1-D array of int64")
         return user_ids
     return np.array([check_user_id(user) for user in user_ids], dtype=np.int64)
 
