@@ -99,7 +99,7 @@ def apply_overrides(config: C, overrides: Sequence[str]) -> C:
         key, separator, text = override.partition("=")
         if not separator or not key:
             raise ConfigError(
-                f"--set {override} gives no value",
+                f"--set {override} lacks a name or a value",
                 allowed="allowed: --set name=value",
                 fix="e.g. --set training.steps=200",
             )
@@ -192,7 +192,7 @@ def _with_values(config: C, wanted: dict[str, str], path: str) -> C:
         if rest and not is_table:
             if isinstance(getattr(config, head), dict):
                 fix = f"set it as a whole, in JSON: --set '{here}={{\"{rest}\": {text}}}'"
-                raise ConfigError(f"{here} is one setting, a table", fix=fix)
+                raise ConfigError(f"{here} is one setting, and its value is a table", fix=fix)
             raise ConfigError(f"{here}.{rest} does not exist: {head} is a single value, not a table of settings")
         if is_table and not rest:
             inside = ", ".join(field.name for field in dataclasses.fields(getattr(config, head)))

@@ -48,7 +48,7 @@ def blaming(path: Path) -> Iterator[None]:
     """Wraps the use of a sealed file. An error that the file's content causes becomes a CorruptFileError with its path.
 
     A plain UsageError is not changed, because it is about the command. Subclasses of UsageError are changed, because
-    they are about settings and features in the file. Errors of a user's own code are not changed.
+    they are about settings and features in the file. Errors that name `path`, or come from user code, stay too.
     """
     try:
         yield

@@ -7,7 +7,7 @@ An error says what happened, what is allowed and what to do, in at most three li
     │   └── ConfigError       2   a setting that does not exist or has a value that is not allowed
     ├── StorageError          2   the disk is full, or a path may not be read or written
     ├── DataError             3   invalid data
-    │   └── CorruptFileError  3   a file that differs from its entry in the manifest, or cannot be parsed
+    │   └── CorruptFileError  3   a file that is missing, differs from its checksum, or cannot be parsed
     ├── DivergedError         4   training diverged and could not recover
     └── Preempted            75   stopped on request with the state saved; run again to continue
 """
@@ -44,7 +44,7 @@ class ConfigError(UsageError):
 
 
 class StorageError(TackboardError):
-    """The disk or its permissions prevented a write. Files that were complete before are still complete."""
+    """The disk, a path or a permission prevented a read or write. Complete files are still complete."""
 
     exit_code = 2
 
@@ -56,7 +56,7 @@ class DataError(TackboardError):
 
 
 class CorruptFileError(DataError):
-    """A file differs from its entry in the manifest, or cannot be parsed."""
+    """A file is missing, differs from its checksum, or cannot be parsed."""
 
 
 class DivergedError(TackboardError):
@@ -66,7 +66,7 @@ class DivergedError(TackboardError):
 
 
 class Preempted(TackboardError):
-    """Training was asked to stop, saved its state and can be resumed."""
+    """A job was asked to stop, has lost no finished work, and can be run again to continue."""
 
     exit_code = 75
 

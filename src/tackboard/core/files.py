@@ -40,7 +40,7 @@ NUM_TRIES = 10
 """Number of attempts to write a small file, in case a cleaner removes its temporary file."""
 LOCK_SUFFIX = ".lock"
 UNLOCKED_DAYS = 1
-"""Days after which a temporary folder without a lock file is removed. Only older versions left out the lock file."""
+"""Days after which a temporary folder without a lock file is removed. Only older versions made no lock file."""
 
 STORAGE_FAULTS = {
     errno.ENOSPC: "make room on that disk, then run the command again",
@@ -53,7 +53,7 @@ STORAGE_FAULTS = {
     errno.ENOTDIR: "a part of that path is a file; choose another path",
     errno.EISDIR: "that path is a folder; name a file",
     errno.ENAMETOOLONG: "choose a shorter path",
-    errno.ELOOP: "that path is a symlink to itself; choose another path",
+    errno.ELOOP: "that path leads through a loop of symlinks; choose another path",
     errno.EMFILE: "raise the number of open files (ulimit -n)",
 }
 """Maps each error that the machine or a path can cause to advice for the user."""
@@ -151,7 +151,7 @@ def replace_symlink(link: Path, target: str) -> None:
 
 @contextlib.contextmanager
 def staging_directory(final: Path) -> Iterator[Path]:
-    """Makes an empty folder next to `final`, which is removed after the block. No cleaner removes it earlier."""
+    """Makes an empty temporary folder next to `final` and removes it after the block. No cleaner removes it earlier."""
     final.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(final)
     with try_lock(temporary.with_name(temporary.name + LOCK_SUFFIX)):

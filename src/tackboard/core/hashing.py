@@ -1,4 +1,4 @@
-"""The project has one hash function, from ids to rows of tables. This NumPy version is the reference for all versions.
+"""The project has one hash function, from ids to rows of tables. This NumPy version is the reference for the others.
 
 An id is an int64; BLAKE2b turns a string into an int64. A row is computed in two steps, which int64 arithmetic can
 repeat exactly on any device: mix the id with a seeded bijection of 64 bits (the finaliser of SplitMix64), then map the

@@ -1,9 +1,9 @@
 """Starts, stops, reaps and measures child processes, and handles the signals that this process gets.
 
 `Process` is a running command; `ask` runs a short command to its end and returns an `Answer`. Decided: by default a
-command gets its own process group, and the whole group is killed when the command ends, so no worker stays behind.
-Ctrl-C then reaches only this process, which must stop its commands. Commands are reaped by wait4, so the kernel reports
-the CPU time and memory of a command and its workers. Only this module starts processes
+`Process` gets its own process group, and the whole group is killed when the command ends, so no worker stays behind.
+Ctrl-C then reaches only this process, which must stop its commands. A `Process` is reaped by wait4, so the kernel
+reports the CPU time and memory of a command and its workers. Only this module starts processes
 (`tests/rules/test_processes.py`).
 """
 
@@ -281,7 +281,7 @@ def tree_rss_bytes(pid: int) -> int:
 
 
 def pss_bytes(pid: int) -> int:
-    """Returns the memory of a process. A page that N processes share counts as 1/N. Returns 0 for an ended process."""
+    """Returns the memory of a process; 0 if it ended or without /proc. A page of N processes counts as 1/N."""
     lines = _read(pid, "smaps_rollup").splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024
 

@@ -1,7 +1,7 @@
 """Shows the progress of long work: a bar on a terminal, plain lines in a log.
 
-Decided: if stderr is not a terminal, nothing is drawn with carriage returns. Instead, one line is printed every
-`LOG_EVERY_S` seconds while the work lasts, and one line when it ends.
+Decided: if stderr is not a terminal, nothing is drawn with carriage returns. Instead, one line is printed when
+the work ends and, while it advances, at most one line every `LOG_EVERY_S` seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def say(line: str) -> None:
 class Progress:
     """Usage: `with Progress("reading", total=n, unit="rows") as progress: progress.advance(k)`.
 
-    `note` is shown after the count, for example a loss. With a total of None, only the count is shown.
+    `note` is shown after the count, for example a loss. If `total` is None, the count is shown without a total.
     """
 
     def __init__(self, title: str, *, total: int | None = None, unit: str = "", quiet: bool = False) -> None:

@@ -1,10 +1,10 @@
 """The run directory holds all files of one run. People and programs can read the files.
 
-    runs/<utc time>_<name>_<hash>/   config.json · env.json · metrics.jsonl · events.jsonl · log.txt · STATUS
-    runs/latest                      -> the newest run
+    runs/<utc time>_<name>_<random>/   config.json · env.json · metrics.jsonl · events.jsonl · log.txt · STATUS
+    runs/latest                        -> the newest run
 
 Each line of the JSON-lines files is written and flushed by itself. A kill may cut the last line; `clean` removes a cut
-line. A resumed run removes metrics that were written after its checkpoint, so each step is in the file once.
+line. A resumed run removes the metrics of steps after its checkpoint, so each step is in the file once.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class RunDirectory:
         return run
 
     def clean(self) -> None:
-        """Removes a killed run's temporary files, and cut last lines of JSON-lines files. Needs the run's lock."""
+        """Removes a killed run's temporary files, and cut last lines of its files. Callers hold the run's lock."""
         remove_leftovers(self.path)
         for name in ("metrics.jsonl", "events.jsonl"):
             _cut_torn_line(self.path / name)
@@ -97,7 +97,7 @@ class RunDirectory:
 
     @property
     def status(self) -> str:
-        """`running`, `done`, `preempted` or `failed: reason`; `new` before the first step, `unknown` if unreadable."""
+        """`running`, `done`, `preempted` or `failed: reason`; `new` without a STATUS, `unknown` for any other text."""
         try:
             text = (self.path / "STATUS").read_bytes().decode(errors="replace").strip()
         except FileNotFoundError:
@@ -131,7 +131,7 @@ class RunDirectory:
         """
         lines = self._metric_lines()
         if num_damaged := sum(metrics is None for _, metrics in lines):
-            say(f"warning: {self.path / 'metrics.jsonl'} has {counted(num_damaged, 'damaged line')}, dropped")
+            say(f"warning: {self.path / 'metrics.jsonl'} has {counted(num_damaged, 'damaged line')}, now removed")
         kept = [line for line, metrics in lines if metrics is not None and metrics["step"] <= step]
         if len(kept) < len(lines):
             write_bytes_atomic(self.path / "metrics.jsonl", b"".join(line + b"\n" for line in kept))
@@ -162,7 +162,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def git_commit() -> str | None:
-    """Returns the commit of this package's source, with a `+` if files have changed since; None outside a checkout."""
+    """Returns the commit of this package's source, with a `+` if files have changed since; None if unknown."""
     source = Path(__file__).parent
     try:
         answer = ask(

@@ -43,8 +43,8 @@ def check_trusted(path: Path, sha256: str) -> None:
     If another user owns the record or may write to it, StorageError is raised.
     """
     refusal = UsageError(
-        f"this run names {path} as its model's code, and you have no record of training with it",
-        allowed="code is run when you name it, or where your own `tackboard train` recorded it",
+        f"this run names {path} as its model's code, and you have no record of training with its content",
+        allowed="allowed: a file that you name with --code, or that your `tackboard train` has recorded",
         fix=f"if you trust that file, name it: --code {path}",
     )
     try:
@@ -82,6 +82,6 @@ def _check_own(status: os.stat_result, path: Path) -> None:
     if not plain or status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise StorageError(
             f"{path} is a link, is owned by somebody else, or others may write to it",
-            allowed="the record of code to trust must be its user's alone",
+            allowed="allowed: a record that you own and that nobody else may write to",
             fix="remove it and train again, or name the model's file with --code",
         )

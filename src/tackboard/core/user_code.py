@@ -20,7 +20,7 @@ def load_code(path: Path, sha256: str | None = None) -> ModuleType:
 
     If the SHA-256 of the file is not `sha256`, UsageError is raised and the file is not run. A TackboardError that the
     file causes (such as an impossible feature) is raised unchanged. Any other error, and `sys.exit`, becomes a
-    UsageError that names the line.
+    UsageError that names the line, if the line is known.
     """
     if not path.is_file():
         raise UsageError(f"{path} is not a file", allowed="allowed: path/to/file.py")

@@ -140,12 +140,12 @@ class Section:
         align: Sequence[Align] | None = None,
         strong_rows: Sequence[int] = (),
     ) -> None:
-        """Adds a table. `align` has a side per column; the default is left. Raises ValueError if a row has a wrong
-        length."""
+        """Adds a table. `align` has a side per column; the default is left. Raises ValueError if `align` or a row has
+        another length than `columns`."""
         sides = list(align or ["left"] * len(columns))
         for row in [sides, *rows]:
             if len(row) != len(columns):
-                raise ValueError(f"a row of {len(row)} cells in a table of {len(columns)} columns: {list(row)}")
+                raise ValueError(f"a row has {len(row)} cells in a table of {len(columns)} columns: {list(row)}")
         head = "".join(
             f'<th scope="col" class="{side}">{clean(name)}</th>' for name, side in zip(columns, sides, strict=True)
         )
@@ -170,7 +170,7 @@ class Section:
         self.blocks.append(f"<pre><code>{clean(text)}</code></pre>")
 
     def entries(self, entries: Sequence["Section"], groups: Sequence[tuple[str, Sequence[int]]] = ()) -> None:
-        """Adds smaller sections, each under its own heading, and a filter that needs no script.
+        """Adds smaller sections, each under its own heading and, for groups, a filter that needs no script.
 
         A group is a name and the positions of its entries. Choosing a group hides all other entries.
         """

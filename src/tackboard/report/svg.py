@@ -48,7 +48,7 @@ class Svg:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One series of a line chart. Points that are not finite break the line."""
+    """One series of a line chart. Points that are not finite, or not above zero on a log axis, break the line."""
 
     name: str
     x: Sequence[float]
@@ -181,7 +181,7 @@ def line_chart(
         if _drawable(x, y, log_x=log_x, log_y=log_y)
     ]
     if not points:
-        raise ValueError(f"chart {title!r} has no finite point to draw")
+        raise ValueError(f"chart {title!r} has no point that can be drawn")
     legend_height = 26 if len(lines) > 1 else 0
     top, bottom = 14 + legend_height, height - 46
     y_axis = _axis([y for _, y in points], bottom, top, count=5, log=log_y)

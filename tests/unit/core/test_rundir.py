@@ -91,7 +91,7 @@ def test_a_flipped_bit_of_the_metrics_costs_at_most_its_line(
         run.cut_metrics_after(3)
         steps = [line["step"] for line in run.read_metrics()]
         assert len({1, 2, 3} & set(steps)) >= 1, f"bit {bit}: {steps}"
-    assert "metrics.jsonl has 1 damaged line, dropped" in capsys.readouterr().err
+    assert "metrics.jsonl has 1 damaged line, now removed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("garbage", [b"\xff\xfe\x00", b"", b"dond\n", b"running\nrunning\n"])

@@ -128,7 +128,7 @@ def test_a_value_that_is_not_finite_breaks_the_line() -> None:
     line = Line(name="a", x=[0, 1, 2, 3, 4], y=[1, 2, math.nan, 2, 1])
     svg = line_chart([line], title="t", description="d", x_label="x", y_label="y")
     assert (next(parse(svg).iter("path")).get("d") or "").count("M") == 2
-    with pytest.raises(ValueError, match="no finite point"):
+    with pytest.raises(ValueError, match="no point that can be drawn"):
         line_chart([Line(name="a", x=[0], y=[math.nan])], title="t", description="d", x_label="x", y_label="y")
 
 

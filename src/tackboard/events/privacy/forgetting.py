@@ -38,7 +38,7 @@ LATEST = "latest"
 LOCK = ".lock"
 """The list of forgotten users and the link `latest` change only while this file is locked."""
 WITH_USERS = ("impressions.parquet", "requests.parquet")
-"""Files that may hold users who are not in users.parquet, because these users only saw impressions."""
+"""Files that may hold users who are not in users.parquet, because these users have no events."""
 _WHOLE_NUMBER = re.compile(r"0|-?[1-9]\d{0,18}")
 _INT64 = np.iinfo(np.int64)
 
@@ -71,7 +71,7 @@ class Remains:
 
 
 def user_ids_of(name: str) -> list[int]:
-    """Returns the 64-bit ids that a user can have: the hash of the name and, if the name is an integer, the integer."""
+    """Returns the 64-bit ids that a user can have: the hash of the name and, if the name is an int64, this integer."""
     text = name.strip()
     if not text:
         raise UsageError("the name of a user is empty", allowed="allowed: the user's id as it stands in the log")
@@ -118,7 +118,7 @@ def read_forgotten(folder: Path) -> Forgotten:
         raise CorruptFileError(f"{path} cannot be read: {error.strerror}") from None
     fix = "restore the list from a copy: without the list, forgotten users would come back"
     if content is None or content.get("kind") != KIND:
-        raise CorruptFileError(f"{path} is corrupt: its own SHA-256 does not match", fix=fix)
+        raise CorruptFileError(f"{path} is corrupt: its own SHA-256 or its kind is wrong", fix=fix)
     if content.get("format_version", 0) > FORMAT_VERSION:
         raise DataError(
             f"{path} has format version {content['format_version']}",
@@ -151,7 +151,7 @@ def without_forgotten(table: pa.Table, forgotten: Forgotten) -> pa.Table:
 
 
 def shown_to_others(impressions: pa.Table, events: pa.Table, forgotten: Forgotten) -> pa.Table:
-    """Removes the impressions of forgotten users. If impressions have no user_id, `events` names a request's user."""
+    """Removes the impressions of forgotten users. Without a user_id, the events of a request tell its user."""
     if "user_id" in impressions.column_names:
         return without_forgotten(impressions, forgotten)
     if not len(forgotten) or "request" not in events.column_names:
@@ -176,7 +176,7 @@ def promote(snapshot: Path, forgotten: Forgotten) -> None:
         if len(read_forgotten(folder)) != len(forgotten):
             raise DataError(
                 f"users were forgotten while {snapshot} was written, so this snapshot may hold them",
-                allowed=f"`{LATEST}` still points at the snapshot before",
+                allowed=f"`{LATEST}` still points at the previous snapshot",
                 fix="run the command again",
             )
         replace_symlink(folder / LATEST, snapshot.name)
@@ -188,7 +188,7 @@ def require_clean(snapshot: Path, forgotten: Forgotten) -> None:
     if remains.num_users:
         raise DataError(
             f"{snapshot} still holds {counted(remains.num_users, 'user')} on the list of forgotten users",
-            allowed="allowed: a new snapshot from one without forgotten users",
+            allowed="allowed: a snapshot without forgotten users",
             fix=f"tackboard data retain {snapshot.parent}",
         )
 
@@ -237,7 +237,7 @@ def snapshots_of(folder: Path) -> list[Path]:
 
 @dataclasses.dataclass(frozen=True)
 class Listed:
-    """Holds the given ids that occur in any snapshot of a dataset, and the forgotten users that each snapshot holds."""
+    """Holds the given ids that occur in a dataset, and one entry per snapshot that still holds forgotten users."""
 
     found: frozenset[int]
     remains: list[Remains]

@@ -6,8 +6,8 @@ Decided: a user who loses all events, impressions and requests is removed comple
 impressions or requests before, because only the file of attributes names this user, stays. The features of a remaining
 event keep their values.
 
-The removed data remains in older snapshots. `prune` removes the older snapshots that no unfinished run needs. If it
-cannot find out which snapshot a run needs, it removes nothing and raises UsageError.
+The removed data remains in older snapshots. `prune` removes the older snapshots that no unfinished run needs. If
+`prune` cannot find out which snapshot an unfinished run needs, it raises an error and removes nothing.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Retained:
     num_users_removed: int
     num_forgotten_removed: int
     num_future: int = 0
-    """Number of events that lie more than a day in the future. These events stay, but none counts as the newest."""
+    """Number of events more than a day in the future (0 without `days`). They stay, but none counts as the newest."""
 
 
 def retain(dataset: Dataset, days: float | None = None, *, now_ms: int | None = None) -> Retained:
@@ -93,8 +93,8 @@ def retain(dataset: Dataset, days: float | None = None, *, now_ms: int | None = 
     _refuse_unknown(dataset)
     writer = _Writer(dataset, forgotten, cutoff_ms if is_old else None)
     digest = hashlib.sha256(forgotten.user_ids.tobytes()).hexdigest()
-    # The truth of a synthetic world counts a user's events from the first event. So if old events are removed, the
-    # truth is wrong.
+    # The oracle of a synthetic world needs truth.json and all events of a user from the first event on. So if old
+    # events are removed, truth.json is removed too.
     replaced = (*REWRITTEN, TRUTH) if is_old else REWRITTEN
     path = derive_snapshot(
         dataset, "retention", {"cutoff_ms": cutoff_ms, "forgotten": digest}, replaced=replaced, fill=writer.fill
@@ -384,7 +384,7 @@ def _may_mean(folder: Path, run: Path, runs: Path) -> bool:
 def prune(folder: Path, runs: Path) -> Pruned:
     """Removes every snapshot of a dataset's folder except `latest` and the snapshots that unfinished runs need.
 
-    Also removes the results under `index` that belong to removed snapshots.
+    Also removes the folders under `index` whose snapshots do not exist any more.
     """
     folder = folder.resolve()
     needed = snapshots_in_use(folder, runs)
@@ -400,7 +400,7 @@ def prune(folder: Path, runs: Path) -> Pruned:
             remove_directory(path)
             removed.append(path.name)
     indexes = folder / INDEX
-    # A link is not followed, because it could lead to the folder of another dataset.
+    # If `index` is a link, nothing in it is removed, because the link could lead to the folder of another dataset.
     if not indexes.is_symlink():
         remove_leftovers(indexes)
         for index in indexes.glob("[!.]*"):

@@ -1,4 +1,4 @@
-"""The user-sequence store takes events as they happen, and returns columns of a user's history within microseconds."""
+"""The user-sequence store takes events as they happen, and returns the requested columns of a user's history."""
 
 from tackboard.events.sequence_store.config import StoreConfig
 from tackboard.events.sequence_store.opening import create_store, open_store

@@ -1,7 +1,7 @@
 """This module takes new events as plain dictionaries or an Arrow table, checks them, and returns columns.
 
 A plain event needs item_id, action, surface and time_ms. The default of received_ms is the present time. A field that
-the store declares may be missing. Errors give the position of the wrong event in the call, never its user.
+the store declares may be missing. An error about one event gives its position in the call, never its user.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def columns_of(events: Sequence[Event], config: StoreConfig) -> dict[str, Values
 
 
 def columns_from_arrow(table: pa.Table, config: StoreConfig) -> dict[str, Values]:
-    """Turns a table of events into the store's columns. The table needs the column item_id.
+    """Turns a table of events into the store's columns.
 
-    A missing column, or a column of another kind, raises DataError. Columns that the store does not have are left out.
+    A missing column, a column of another kind, or a null in a built-in column raises DataError. Others are left out.
     """
     check_has_columns(table.column_names, config)
     columns = {name: _from_arrow(table[name], name, kind) for name, kind in config.columns.items()}

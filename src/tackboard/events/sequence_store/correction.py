@@ -1,8 +1,8 @@
 """Corrects a store from a dataset snapshot, so that the store's sequences agree with the log.
 
-The horizon is the newest received_ms of the snapshot. Events that the store received before the horizon are replaced by
-the events of the snapshot. Events that the store received at the horizon or later stay, except duplicates of events in
-the snapshot. Each user is changed all or nothing. Only a few users are changed at a time, so other writers wait only
+The horizon is the largest received_ms of the snapshot. Events that the store received before the horizon are replaced
+by the events of the snapshot. Events that the store received at the horizon or later stay, except duplicates of events
+in the snapshot. Each user is changed all or nothing. Only a few users are changed at a time, so other writers wait only
 briefly. A second correction from the same snapshot changes nothing. After a kill, the next call continues with the
 users that were not corrected yet.
 
@@ -40,7 +40,7 @@ class Correction:
 
     horizon_ms: int
     num_users: int = 0
-    """Number of checked users. Every user with events in the snapshot or in the store is checked."""
+    """Number of users that this call checked. Users that an earlier, killed call has corrected are not counted."""
     num_changed_users: int = 0
     actions: Counts = dataclasses.field(default_factory=dict)
     """Counts for each action: `missing` events are only in the snapshot, `extra` events only in the store. `different`
@@ -103,7 +103,7 @@ def compare(store: SequenceStore, dataset: Dataset) -> Correction:
 
 
 def horizon_ms(dataset: Dataset) -> int:
-    """Returns the newest received_ms of a snapshot."""
+    """Returns the largest received_ms of a snapshot."""
     pieces = dataset.event_chunks(["received_ms"])
     return max(int(numpy_column(piece, "received_ms").max()) for piece in pieces)
 

@@ -1,4 +1,4 @@
-"""An engine of the sequence store must implement tables of keys and values, and three parts of each user.
+"""An engine of the sequence store must store tables of keys and values, and three parts for each user.
 
     notes, gone, words:action, words:surface    key → value
     a user                                      head, buffered events, columns of chunks
@@ -27,7 +27,7 @@ ColumnRequest = tuple[int, Sequence[str], Sequence[int]]
 
 @dataclasses.dataclass(frozen=True)
 class Appended:
-    """The numbers of added and dropped events of one call. Added events are durable when the call returns."""
+    """The numbers of added and dropped events of one call. `Engine.durability` says how safe added events are."""
 
     num_events: int
     """Number of added events."""
@@ -41,7 +41,7 @@ class Fetched(NamedTuple):
     """The data of one user that an engine returns. The buffered events still have their seals."""
 
     stamp: bytes | None
-    """A value that changes when events move into other chunks; None if transactions prevent moves during a read."""
+    """A value that changes when events move into other chunks. May be None on SQLite and for users without chunks."""
     head: Head
     recent: list[SealedEvent]
 

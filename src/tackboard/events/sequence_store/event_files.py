@@ -2,8 +2,8 @@
 
 The options that name a log's columns are the same as for `tackboard init`. The keys of a JSON line are names of the
 store's columns. The keys of the user and the item are `user` and `item`, or `user_id` and `item_id`. Ids are text or
-whole numbers; text is hashed by `string_id`. Decided: a file is appended in parts, and each part is durable as soon as
-it is appended. If appending stops half-way, append the same file again.
+whole numbers; text is hashed by `string_id`. Decided: a file is appended in parts, and each part is stored before the
+next part is appended. If appending stops half-way, append the same file again.
 """
 
 from __future__ import annotations
@@ -108,5 +108,5 @@ def _event(line: str, place: str) -> tuple[int, dict[str, Any]]:
         if isinstance(value, str) and value.strip():
             event[f"{kind}_id"] = string_id(value.strip())
         elif isinstance(value, bool) or not isinstance(value, int):
-            raise DataError(f"{place} has no {kind}", allowed="allowed: text or a whole number")
+            raise DataError(f"{place} has no valid {kind}", allowed="allowed: text or a whole number")
     return event.pop("user_id"), event

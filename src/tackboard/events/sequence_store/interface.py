@@ -123,9 +123,9 @@ class SequenceStore(Engine):
     def append(self, user_id: int, events: Sequence[Event] | Columns) -> Appended:
         """Adds events of one user. `events` is a list of dictionaries, or a map from each column's name to the column.
 
-        The keys of a dictionary are names of the store's columns. When the call returns, the events are durable and
-        every reader sees them. If the call raises, or the process dies, call it again with the same events. Events that
-        are already stored are dropped as duplicates.
+        The keys of a dictionary are names of the store's columns. When the call returns, every reader sees the
+        events, and `durability` says how safe they are. If the call raises, or the process dies, call it again with the
+        same events. Events that are already stored are dropped as duplicates.
         """
         num_events = num_rows(events) if isinstance(events, dict) else len(events)
         return self.append_many(np.full(num_events, check_user_id(user_id), dtype=np.int64), events)
@@ -297,7 +297,7 @@ class SequenceStore(Engine):
                     is_done = True
 
     def check_engine(self) -> int:
-        """Raises CorruptFileError if a user is lost or the list of forgotten users is damaged; returns its length."""
+        """Raises CorruptFileError for a lost user or damaged data; returns the number of forgotten users."""
         with self._reading():
             self._check_users()
             gone = self._items("gone")
@@ -399,7 +399,7 @@ class SequenceStore(Engine):
         return hashlib.blake2b(user_id.to_bytes(8, "little", signed=True), key=self.seals.salt, digest_size=16).digest()
 
     def _state(self, user_id: int) -> State:
-        """Returns the present state of a user. If chunks have moved when they are loaded, `load` raises MovedError."""
+        """Returns a user's state. Its `load` raises MovedError if a writer has moved events to other chunks."""
         (found,) = self._fetch([user_id])
         return State(found.head, self._open_recent(user_id, found), self._loader(user_id, found.stamp))
 
@@ -495,7 +495,7 @@ def check_user_ids(user_ids: Sequence[int] | Integers) -> Integers:
     """Returns user ids as an array, or raises DataError."""
     if isinstance(user_ids, np.ndarray):
         if user_ids.dtype != np.int64 or user_ids.ndim != 1:
-            raise DataError(f"the user ids have type {user_ids.dtype}", allowed="allowed: a flat array of int64")
+            raise DataError(f"user ids are {user_ids.ndim}-D {user_ids.dtype}", allowed="allowed: a 1-D array of int64")
         return user_ids
     return np.array([check_user_id(user) for user in user_ids], dtype=np.int64)
 

@@ -5,7 +5,7 @@ appended events of any time. New events go into the buffer. A full buffer is mer
 the buffer's oldest event. If the buffered events are only minutes late, this is usually one chunk. Decided: events with
 equal times keep their order of arrival. A duplicate is an event that equals another event in everything but
 received_ms. If a user has more than `max_events` events (the cap), the oldest events are beyond the cap. Readers skip
-these events, and a chunk is deleted once all its events are beyond the cap.
+these events, and the next merge deletes every chunk whose events are all beyond the cap.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ the directory has changed.
 
 Decided: a call for many users is all or nothing for each user, not for all users together. The server's settings decide
 how safe acknowledged events are: with `appendfsync always` they are on disk; with `everysec` the events of the last
-second may be lost. After `forget`, the operator must rewrite the server's files (append-only file, dumps) with
-BGREWRITEAOF.
+second may be lost. After `forget`, the operator must rewrite the server's append-only file (BGREWRITEAOF) and
+dump (BGSAVE).
 """
 
 from __future__ import annotations
@@ -198,10 +198,10 @@ class RedisStore(SequenceStore):
         words = {key: value.decode() if isinstance(value, bytes) else value for key, value in settings.items()}
         names = {key.decode() if isinstance(key, bytes) else key: value for key, value in words.items()}
         if names.get("appendonly") != "yes":
-            return "Redis, appendonly no: in memory, lost when the server dies"
+            return "Redis, appendonly no: all events since the last dump are lost when the server dies"
         meaning = {
             "always": "every write is synced to disk before it is acknowledged",
-            "everysec": "up to a second may be lost when the server's machine dies",
+            "everysec": "the events of the last second may be lost when the server's machine dies",
             "no": "what the kernel has not written may be lost when the server's machine dies",
         }[names["appendfsync"]]
         return f"Redis, appendfsync={names['appendfsync']}: {meaning}"

@@ -81,7 +81,7 @@ class RedisAddress:
             shown = f"{parts.scheme}://{parts.hostname or 'localhost'}:{parts.port or 6379}{parts.path}?prefix={prefix}"
         except ValueError:
             raise UsageError(
-                "the port of the Redis URL is not a number", allowed="redis://host:port/db?prefix=name"
+                "the port of the Redis URL is not a number up to 65535", allowed="redis://host:port/db?prefix=name"
             ) from None
         return cls(urllib.parse.urlunsplit(parts._replace(query=rest)), prefix, shown)
 

@@ -20,7 +20,7 @@ from tackboard.core.errors import StorageError
 
 PAGES_PER_READ = 2048
 MOST_PAGES = 1 << 25
-"""From this number of pages (128 GiB) on, the first byte of an overflow page may look like the type of a tree page."""
+"""From this many pages (128 GiB at 4 KiB) on, the first byte of an overflow page may look like a tree page's type."""
 _FIRST_HEADER = 100
 _INTERIOR, _LEAF = (2, 5), (10, 13)
 _descriptors: dict[tuple[int, int], int] = {}
@@ -31,7 +31,7 @@ of this process on the file, including SQLite's locks."""
 def zero_unallocated(path: Path, page_bytes: int) -> int:
     """Writes zeros over the bytes of a database file that no row uses; returns the number of changed pages.
 
-    A file of 128 GiB or more raises StorageError.
+    A file of `MOST_PAGES` pages or more raises StorageError.
     """
     descriptor = _descriptor_of(path)
     size = os.fstat(descriptor).st_size

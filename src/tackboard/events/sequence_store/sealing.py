@@ -3,7 +3,7 @@
 A seal is the first eight bytes of SHA-1 over the store's salt, the block's place and the value. The place is plain text
 such as `column item_id of chunk 7 of user 42`; error messages show it. Every read of a block checks the seal. Because
 the place is part of the hash, the check also finds two swapped blocks. A wrong seal raises CorruptFileError, so a
-damaged value is never served. Two counts reveal missing blocks. A user's directory holds the number of the user's
+damaged value is never served. Two counts reveal missing blocks. A user's head (see `codec`) holds the number of
 buffered events. Each list of names (actions or surfaces) has an entry for the empty name, which holds the number of
 names.
 
@@ -123,7 +123,7 @@ class Seals:
         """Does the inverse of `seal_recent` for a user's buffer, which must hold `num_recent` events."""
         place = recent_place(user_id)
         if len(rows) != num_recent:
-            raise self.damaged(place, f"is missing: {len(rows)} of {num_recent} are there")
+            raise self.damaged(place, f"holds {len(rows)} events instead of {num_recent}")
         found: list[RecentRow] = []
         bound = self._bound(place)
         try:

@@ -12,10 +12,10 @@ damaged page may hide rows. Therefore a user without a head must have no other r
 check all pages. The tables of version 1 have other names. A process that still runs an older tackboard therefore stops
 when its store is migrated, instead of writing values without seals.
 
-Decided: SQLite runs with a write-ahead log and synchronous=FULL, so a commit is on disk before it is acknowledged.
-There is one writer at a time, and other writers wait; readers never wait. secure_delete is on for every connection, so
-that no free page holds deleted events. Before `forget` returns, the write-ahead log is emptied and unused bytes are set
-to zero.
+Decided: SQLite runs with a write-ahead log and by default synchronous=FULL, so a commit is on disk before it is
+acknowledged. There is one writer at a time, and other writers wait; readers never wait. secure_delete is on for every
+connection, so that no free page holds deleted events. Before `forget` or `retain` returns, the write-ahead log is
+emptied and unused bytes are set to zero.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Users have interests that drift, a taste for styles and their own pace. Items have topics, styles, popularity, births
 and links. docs/synthetic-world.md describes the process, and `oracle.py` computes its exact next-item probabilities.
-Decided: every random draw is a function of (seed, user, event index, purpose). So a user's events do not depend on
-other users, users can be generated in any chunks or alone, and the same config gives the same bytes forever. The code
-loops over event indices, and draws the events of one index for all users at once.
+Decided: every random draw is a function of the seed and a key, such as (purpose, user, event index). So a user's events
+do not depend on other users, users can be generated in any chunks or alone, and the same config gives the same bytes
+forever. The code loops over event indices, and draws the events of one index for all users at once.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LatentState:
     recent: Ints
     """The user's last repeat_window items, oldest first. There are fewer columns if the user has had fewer events."""
     recent_hidden: np.ndarray
-    """Mask of the recent items that the user hid."""
+    """Mask of the recent events that were hides."""
 
     def take(self, rows: Ints | slice) -> LatentState:
         return LatentState(**{name: value[rows] for name, value in vars(self).items()})
@@ -187,7 +187,7 @@ class _Walk:
         )
 
     def _settle_topic(self, index: int, row: slice, state: LatentState, draws: Floats) -> None:
-        """Lets interests drift if a session starts. Draws a new topic for sessions that start or switch."""
+        """May let one interest drift at a session start. Draws a topic for sessions that start or switch."""
         config = self.config
         drifting = np.flatnonzero(state.new_session & (draws[:, _COLUMN["drift"]] < config.drift_probability))
         slot = (draws[drifting, _COLUMN["drift_slot"]] * len(config.slot_weights)).astype(np.int64)
@@ -283,20 +283,20 @@ def draw_items(
 
 
 def repeat_weights(config: WorldConfig, state: LatentState) -> Floats:
-    """Returns the weights [M, window] with which a repeat picks each recent event. Hidden items have weight 0."""
+    """Returns the weights [M, window] with which a repeat picks each recent event. Hides have weight 0."""
     ages = np.arange(state.recent.shape[1], 0, -1)
     return np.where(state.recent_hidden, 0.0, config.repeat_decay**ages)
 
 
 def link_open(state: LatentState) -> np.ndarray:
-    """Returns a mask of the rows that can follow a link: inside a session, with a previous item that is not hidden."""
+    """Returns a mask of the rows that can follow a link: inside a session, after an event that was not a hide."""
     if state.recent.shape[1] == 0:
         return np.zeros(len(state.user), dtype=bool)
     return np.asarray(~state.new_session & ~state.recent_hidden[:, -1])
 
 
 def switch_probability(config: WorldConfig, state: LatentState) -> Floats:
-    """Returns the chance that a session's topic is drawn again before this event. Rows must be inside a session."""
+    """Returns the chance that a session's topic is drawn again before this event. Ignore it at a session start."""
     if state.recent.shape[1] == 0:
         return np.ones(len(state.user))
     hidden = state.recent_hidden[:, -1]

@@ -51,7 +51,7 @@ class WorldConfig:
     topic_exponent: float = 0.4
     """An interest falls on the topic of rank r (from 0) with probability proportional to (r + 1) ** -topic_exponent."""
     born_later_share: float = 0.25
-    """Share of items that are born during the period. All other items exist from its start."""
+    """Chance that an item is born during the period. Others, and the top item of each topic, exist from its start."""
     link_weights: tuple[float, ...] = (0.5, 0.3, 0.2)
     """Probability of each successor of an item, if a user follows a link from the item. They sum to 1."""
 
@@ -60,9 +60,9 @@ class WorldConfig:
     style_spread: float = 1.2
     """A user's affinity to a style is exp(style_spread × standard normal)."""
     drift_probability: float = 0.1
-    """Chance, at each session start, that one slot drifts to another topic."""
+    """Chance, at each session start, that one slot drifts, which means that its topic is drawn again."""
     drift_near_share: float = 0.8
-    """Share of drifts that go to a neighbouring topic on the ring. The other drifts go to any topic."""
+    """Share of drifts that go to a neighbouring topic on the ring. Other drifts go to any topic, even the old one."""
 
     median_events: float = 38.0
     """Median number of events of a user. The number is lognormal and then clipped to [min_events, max_events]."""
@@ -80,9 +80,9 @@ class WorldConfig:
     """Standard deviation of the logarithm of the gap inside a session."""
 
     repeat_probability: float = 0.07
-    """Chance that an event repeats one of the user's recent items."""
+    """Chance that an event repeats one of the user's recent items, if a recent event was not a hide."""
     link_probability: float = 0.45
-    """Chance, inside a session, that an event follows a link of the previous item."""
+    """Chance, inside a session and not after a hide, that an event follows a link to an item that is born."""
     explore_probability: float = 0.12
     """Chance that an event explores, which means that its item is drawn from all topics, by popularity.
 
@@ -91,7 +91,7 @@ class WorldConfig:
     repeat_window: int = 20
     """Largest age of an event that a repeat can pick. The previous event has age 1."""
     repeat_decay: float = 0.9
-    """A repeat picks the event of age a with weight repeat_decay ** a, or with weight 0 if its item was hidden."""
+    """A repeat picks the event of age a with weight repeat_decay ** a, or with weight 0 if the event was a hide."""
     switch_probability: float = 0.25
     """Chance, before each event inside a session, that the session's topic is drawn again from the interests."""
     switch_after_hide_probability: float = 0.6
@@ -113,7 +113,7 @@ class WorldConfig:
     num_candidates: int = 6
     """Number of items drawn per request, including the engaged item. An item that is drawn twice is shown once."""
     late_share: float = 0.01
-    """Share of events that the log receives hours late. All other events are received within seconds."""
+    """Share of events that the log receives late, by six hours on average. Others are received within seconds."""
 
     def __post_init__(self) -> None:
         for name in ("num_users", "num_topics", "num_styles", "min_events", "num_candidates", "repeat_window"):

@@ -39,7 +39,7 @@ class WorldItems:
         self.style = _floor(uniform(config.seed, _STREAM_STYLE, items) * config.num_styles)
         self.weight: Floats = np.asarray((rank + config.zipf_offset) ** -config.zipf_exponent, dtype=np.float64)
         later = uniform(config.seed, _STREAM_BORN_LATER, items) < config.born_later_share
-        # The first item of every topic exists from the start, so a topic is never empty.
+        # The most popular item of every topic exists from the start, so a topic is never empty.
         later &= rank >= config.num_topics
         birth = _floor(uniform(config.seed, _STREAM_BIRTH, items) * 0.9 * config.period_days * DAY_MS)
         self.birth: Ints = np.where(later, birth, 0)

@@ -67,7 +67,7 @@ def test_a_buffer_comes_back_whole_or_not_at_all() -> None:
     sealed = [SEALS.seal_recent(1, row) for row in rows]
     assert SEALS.open_recent(1, sealed, 2) == rows
     assert split_event_key(event_key(5, b"one")) == (5, b"one")
-    with pytest.raises(CorruptFileError, match="the buffer of user 1 is missing: 1 of 2"):
+    with pytest.raises(CorruptFileError, match="the buffer of user 1 holds 1 events instead of 2"):
         SEALS.open_recent(1, sealed[:1], 2)
     wrong: list[Any] = [
         (6, *sealed[0][1:]),
