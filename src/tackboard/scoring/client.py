@@ -89,8 +89,8 @@ class ScoringClient:
     ) -> npt.NDArray[np.float32]:
         """Returns one score per candidate, in the order of `candidates`.
 
-        A value of a field or an attribute may be None, which means missing. If the server refuses the request, raises
-        UsageError with the server's message.
+        A value of a field or an attribute may be None, which means missing. Raises UsageError with the
+        server's message if the server refuses the request, and TackboardError if the server fails (status 500).
         """
         if not self.model:
             self._find_model()
@@ -157,7 +157,7 @@ class ScoringClient:
 def _address(url: str) -> tuple[str, int]:
     """Returns host and port of `url`. The error message shows the URL unless the URL may hold a password."""
     shown = "" if "@" in url else f" {url}"
-    wrong = UsageError(f"--url{shown} is not an address of a server", allowed="allowed: http://HOST:PORT, without user")
+    wrong = UsageError(f"--url{shown} is not an address of a server", allowed="allowed: http://HOST:PORT, and no user")
     try:
         parts = urlsplit(url if "//" in url else f"http://{url}")
         host, port = parts.hostname, parts.port or DEFAULT_PORT
