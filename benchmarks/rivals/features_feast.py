@@ -14,8 +14,8 @@ Three variants are measured:
              attributes of the items are in Feast's SQLite online store, and Feast fetches them and calls the views
 
 `python` and `pandas` time only the functions that `get_online_features` calls inside, without its overhead. So their
-times are a lower bound of Feast's time. The code is tuned: the functions use NumPy or vectorised pandas, with the same code
-as `features_numpy` and `features_pandas`. Rows are looped over only to look up cached results for strings.
+times are a lower bound of Feast's time. The code is tuned: the functions use NumPy or vectorised pandas, with the same
+code as `features_numpy` and `features_pandas`. Rows are looped over only to look up cached results for strings.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ the item occurs. Row ids are computed when the batch is built, never inside `for
     sampled  [K]    1  3                            items drawn at random as negatives; events may have them too
 
 A feature is a tensor with a row for each history, event, request or candidate: a number, an id, a time, or a vector
-[·, w]. A feature of lists, which may have different lengths, is a `Jagged`. This module does not depend on logs or on the
+[·, w]. A feature of lists, whose lengths may differ, is a `Jagged`. This module does not depend on logs or on the
 definitions of features, so models do not depend on them either. `builder` makes batches.
 
 Shapes: B rows (histories), N packed events, M distinct items, k hash functions; U requests, C candidates.

@@ -157,7 +157,7 @@ class ScoringClient:
 def _address(url: str) -> tuple[str, int]:
     """Returns host and port of `url`. The error message shows the URL unless the URL may hold a password."""
     shown = "" if "@" in url else f" {url}"
-    wrong = UsageError(f"--url{shown} is not an address of a server", allowed="allowed: http://HOST:PORT, and no user")
+    wrong = UsageError(f"--url{shown} is not an address of a server", allowed="allowed: http://HOST:PORT, without user")
     try:
         parts = urlsplit(url if "//" in url else f"http://{url}")
         host, port = parts.hostname, parts.port or DEFAULT_PORT

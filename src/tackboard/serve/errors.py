@@ -2,7 +2,7 @@
 
 A `RequestError` carries an HTTP status and one sentence. The application sends `{"error": sentence}`, the only shape
 that Open Inference Protocol clients can decode. Decided: overload is 429 and never 503, because a 5xx makes load
-balancers eject a healthy host and makes some clients retry at once; 503 is kept for a server that shuts down or is stuck.
+balancers eject a healthy host and makes some clients retry at once; 503 means that the server shuts down or is stuck.
 """
 
 from __future__ import annotations

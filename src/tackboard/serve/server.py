@@ -263,7 +263,7 @@ class _DrainingServer(uvicorn.Server):
 def take_port(config: ServeConfig) -> socket.socket:
     """Binds a socket that does not listen yet.
 
-    Raises UsageError if the host is unknown, if the port cannot be taken, or if other machines need no token.
+    Raises UsageError if the host is unknown, if the port cannot be taken, or if a token is needed and not set.
     """
     try:
         found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

@@ -140,7 +140,7 @@ class Telemetry:
         self._observe_request(status, total_ns)
 
     def shed(self, reason: str) -> None:
-        """Counts a request or connection that a full, late or draining server refused; `reason` is one of SHED_REASONS."""
+        """Counts a request or connection that a full, late or draining server refused, for one of SHED_REASONS."""
         self._shed.labels(reason).inc()
 
     def expired(self, stage: str) -> None:
