@@ -9,7 +9,7 @@ tackboard train demo --set data.features=examples/features.py \
 
 from tackboard.features.language import Events, FeatureSet, Int, Item, Request, Time, cross, days, feature, hours
 
-# These are the columns of the data. Attributes may be missing, for example of an item that nobody has listed.
+# These are the columns of the data. Attributes may be missing, for example if the table of items lacks an item.
 item = Item(topic=Int(minimum=0), style=Int(minimum=0), birth_ms=Time())
 events = Events()
 request = Request()

@@ -173,7 +173,7 @@ def report_advisories(packages: list[Package], source: str) -> bool:
         print(f"VULNERABLE: {package.name} {package.version}: {'; '.join(found)}")
     print(f"advisories: {len(packages) - len(unknown)} packages looked up, {len(known)} with a known vulnerability")
     if unknown:
-        print(f"ADVISORIES UNKNOWN for {len(unknown)} (the source has no page for the version): {', '.join(unknown)}")
+        print(f"ADVISORIES UNKNOWN for {len(unknown)} (no page for the version, or no time left): {', '.join(unknown)}")
     return bool(known)
 
 

@@ -13,9 +13,9 @@ Three variants are measured:
     store    the function that a user of Feast calls: `get_online_features` with the views in native Python mode; the
              attributes of the items are in Feast's SQLite online store, and Feast fetches them and calls the views
 
-`python` and `pandas` time only the functions that `get_online_features` calls inside, without its overhead. So they are
-the least time that Feast can take. The code is tuned: the functions use NumPy or vectorised pandas, with the same code
-as `features_numpy` and `features_pandas`. Rows are looped over only to look up cached results for strings.
+`python` and `pandas` time only the functions that `get_online_features` calls inside, without its overhead. So their
+times are a lower bound of Feast's time. The code is tuned: the functions use NumPy or vectorised pandas, with the same
+code as `features_numpy` and `features_pandas`. Rows are looped over only to look up cached results for strings.
 """
 
 from __future__ import annotations

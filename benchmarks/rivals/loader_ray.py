@@ -7,7 +7,7 @@ There are two variants. On 2 million events an epoch took 1.0 CPU seconds with `
     local    lets Ray shuffle in a buffer as large as our window; small batches go through the same code as windows
 
 `iter_torch_batches` is not used, because it does not support lists of unequal length. The CPU time and memory of Ray's
-scheduler, object store and workers count.
+scheduler, object store and workers are included in the results.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ the item occurs. Row ids are computed when the batch is built, never inside `for
     item_rows [M, k]                                one row in each of the k sub-tables
     sampled  [K]    1  3                            items drawn at random as negatives; events may have them too
 
-A feature is a tensor with a row for each history, request or candidate: a number, an id, a time, or a vector [·, w]. A
-feature of lists, which may have different lengths, is a `Jagged`. This module does not depend on logs or on the
+A feature is a tensor with a row for each history, event, request or candidate: a number, an id, a time, or a vector
+[·, w]. A feature of lists, whose lengths may differ, is a `Jagged`. This module does not depend on logs or on the
 definitions of features, so models do not depend on them either. `builder` makes batches.
 
 Shapes: B rows (histories), N packed events, M distinct items, k hash functions; U requests, C candidates.
@@ -146,7 +146,7 @@ class SequenceBatch(Batch):
         return self.columns[name]
 
     def of_request(self, name: str) -> torch.Tensor:
-        """Returns a feature of the request: [B, …], or [N, …] if every event has its own request. Refuses a list."""
+        """Returns a feature of the request: [B, …], or [N, …] if every event has its own request, but never a list."""
         feature = self.request[name]
         if isinstance(feature, Jagged):
             raise ConfigError(f"the model reads {name} as a number, but it is a list", fix="read it as `Jagged`")
@@ -178,9 +178,9 @@ class RequestBatch(Batch):
     `histories.request` holds the features of requests [U]. `of_candidates` returns a feature of either kind for each
     candidate.
 
-    Six fields have values only in batches for training: `request_ms`, `positions`, `weights`, `labels`,
-    `histories.users` and `histories.is_positive`. In a batch for scoring they are 0, -1, 1, empty, 0 and False, in this
-    order. So scores must not depend on these fields.
+    Seven fields have values only in batches of labelled requests: `request_ms`, `positions`, `weights`, `labels`,
+    `known`, `histories.users` and `histories.is_positive`. In a batch of a server they are 0, -1, 1, empty, empty, 0
+    and False, in this order. So scores must not depend on these fields.
     """
 
     histories: SequenceBatch

@@ -5,8 +5,8 @@ time) is cut into many batches. So `DistinctItems` hashes the items of a window 
 of a batch without sorting:
 
     codes     4 0 4 2 0 2 2     the item of each event of the batch, as a position in the window's distinct items
-    scratch   [·]               one cell for each of the window's distinct items; its old content does not matter
-              write each event's position at its code; the last write stays  →  one event per item reads back its own
+    scratch   [·]               one entry for each of the window's distinct items; its old content does not matter
+              write each event's position at its code; the last write stays  →  one event per item reads it back
               write each distinct item's place in sorted order               →  reading at the codes gives `items`
 """
 

@@ -23,7 +23,7 @@ class HashConfig:
     seed: int = 0
     """Seed that chooses the hash functions; it is part of the model."""
     method: str = "mix"
-    """`mix` hashes ids. `modulo` takes id mod num_rows: if all ids are below num_rows, each has its own row."""
+    """`mix` hashes ids. `modulo` takes id mod num_rows: ids from 0 to num_rows - 1 have rows of their own."""
 
     def __post_init__(self) -> None:
         check(1 <= self.num_hashes <= 64, "model.tables.num_hashes", self.num_hashes, "1 to 64")

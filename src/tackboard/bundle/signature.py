@@ -34,7 +34,7 @@ class Signature:
     tables: dict[str, dict[str, Any]]
     lineage: dict[str, Any]
     user_type: Literal["", "int64", "string"] = ""
-    """Type of user ids; empty in bundles of version 1."""
+    """Type of user ids; empty if the checkpoint did not record it, as in bundles of version 1."""
     reads: tuple[str, ...] = ()
     """The features the model reads, e.g. history.item; empty in bundles of version 1, which read standard features."""
 

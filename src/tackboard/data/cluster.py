@@ -41,7 +41,7 @@ from tackboard.data.sequences import Sequences
 
 Steps = TrainingSteps | RequestSteps
 BLOCK_BYTES = 4 << 20
-"""A worker adds steps to the blocks until the block of rank 0 has this many bytes; a block costs Ray milliseconds."""
+"""A worker adds steps to its blocks until rank 0's block has this many bytes, because Ray needs ms for each block."""
 PREFETCHED_BLOCKS = 4
 """Number of blocks that are fetched to a trainer's machine before the trainer asks for them."""
 CONNECT_TIMEOUT_S = 5.0
@@ -78,7 +78,7 @@ class ClusterSteps:
         if (num_cpus := int(ray.cluster_resources().get("CPU", 0))) < num_workers:
             raise UsageError(
                 f"data.num_workers is {num_workers}, but the Ray cluster has {num_cpus} CPUs",
-                allowed="allowed: one worker for each CPU",
+                allowed="allowed: at most one worker for each CPU",
                 fix=f"--set data.num_workers={max(1, num_cpus)}, or add machines with: ray start --address=HOST:PORT",
             )
         tasks = [pa.table({"step": pa.array(task, pa.int64())}) for task in tasks_of(self._steps, numbers)]

@@ -1,8 +1,8 @@
 """Defines the settings that both data configs share: the dataset, the numbered steps and the held-out users.
 
 A data config turns a dataset into numbered steps. Its method `open` returns the source, and `steps` returns the
-numbered batches of one part of the source's users. Only the id of a user decides the part, so a user is in the same
-part in every snapshot and on every machine:
+numbered batches of one part of the source's users. The id of a user and the two shares decide the part. So, with the
+same shares, a user is in the same part in every snapshot and on every machine:
 
     draw of the user's id   0 ──── validation_share ──── + test_share ──────────────── 1
                               validation               test              train
@@ -60,7 +60,7 @@ class StepsConfig(abc.ABC):
         check(is_address, "data.ray_address", self.ray_address, "HOST:PORT, auto, or empty")
 
     def at(self, lineage: Mapping[str, Any]) -> Self:
-        """Returns this config with the snapshots of a `SequenceSource.lineage`, even if newer snapshots exist."""
+        """Returns this config with the snapshot that a `SequenceSource.lineage` names, even if a newer one exists."""
         return dataclasses.replace(self, dataset=str(snapshot_path(lineage)))
 
     @abc.abstractmethod
@@ -82,7 +82,7 @@ class StepsConfig(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class PartOfUsers:
-    """One part of the users, chosen by their ids alone. If both shares are 0, all users belong to `train`."""
+    """One part of the users, chosen by their ids and the shares. If both shares are 0, all users belong to `train`."""
 
     part: Part = "train"
     validation_share: float = 0.0

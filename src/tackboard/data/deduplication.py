@@ -19,9 +19,9 @@ class DeduplicationCounters:
     num_users: int = 0
     """Number of distinct users of each batch, summed over batches."""
     history_bytes: int = 0
-    """Bytes copied to the device for histories and their items; they grow with the number of requests."""
+    """Bytes copied to the device for histories, and for the distinct items of histories and candidates."""
     candidate_bytes: int = 0
-    """Bytes copied to the device for candidates: the item's index, position, weight, labels and features of each."""
+    """Bytes copied for all else: times of requests, and items, positions, weights, labels, features of candidates."""
     rows: int = 0
     """Number of table rows looked up: one for each distinct item and hash function."""
     history_bytes_flat: int = 0

@@ -6,7 +6,7 @@ next run over the same snapshot with the same settings can read them:
 
     datasets/<name>/index/<snapshot>/<settings>/   bucket_tokens · item_counts · MANIFEST.json
 
-The two files hold little-endian int64 numbers, and <settings> is a hash of all settings that decide the counts.
+The first two files hold little-endian int64 numbers. <settings> is a hash of all settings that decide the counts.
 Requests (request_loader.py) are counted in the same way, without items. Decided: a stored index is optional. A damaged
 index, or an index that does not fit the dataset, is made again. If the folder is read-only, the index is not stored.
 """
@@ -215,13 +215,13 @@ def _pass_over(
     if not num_segments:
         raise DataError(
             f"{source.path} has no event to train on",
-            allowed="each user's last positive event is held out for evaluation",
+            allowed="a user's held-out positive event and all later events are not trained on",
             fix="use users with at least two events",
         )
     if not counts.any():
         raise DataError(
             f"{source.path} has no positive event to train on",
-            allowed="each user's last positive event is held out for evaluation",
+            allowed="a user's held-out positive event and all later events are not trained on",
             fix="name more actions in data.positive_actions, or use users with at least two positive events",
         )
     figures = {"num_segments": num_segments, "longest": longest}

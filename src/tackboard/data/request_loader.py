@@ -78,7 +78,7 @@ class RequestConfig(StepsConfig):
     """Folder of another labelled dataset. If given, validation and test users come from it, in the shares above, and
     training uses all users of `dataset`."""
     max_requests: int = 0
-    """Number of requests to train with, drawn at random by the run's seed; 0 means all requests."""
+    """Number of requests to train with, drawn at random by the run's seed; 0, or more than there are, means all."""
     tokens_per_step: int = 65_536
     """Largest number of tokens (events of histories, and candidates) in one step, over all processes."""
     window_buckets: int = 4

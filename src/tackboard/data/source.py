@@ -1,11 +1,11 @@
 """Reads some or all buckets of a dataset into memory as sequences, for training and evaluation.
 
 This module takes a snapshot, the features that a model reads, and the positive actions. For any choice of buckets it
-returns the histories of their users; columns that the model does not read stay on disk. The data of a user lies in the
+returns the histories of their users; columns that are not needed for this stay on disk. The data of a user lies in the
 same bucket of every file, so events and stored features are joined by reading the same rows of each file.
 
-Leave-last-out: if `held_out` is 1, the target of a user is the last event with a positive action. If it is 2, the
-target is the second last such event, and if it is 0, there is no target. Training sees only the events before the
+Leave-last-out: the target of a user is the `held_out`-th event with a positive action, counted from the last, or the
+first such event if there are fewer. If `held_out` is 0, there is no target. Training sees only the events before the
 target, and evaluation ranks the catalogue for the target. Decided: neither training nor evaluation uses events after
 the target (for example a trailing `hide`).
 """
@@ -45,7 +45,7 @@ Spans = list[tuple[int, int]]
 
 
 class ReadCounters:
-    """Counts the rows, and the compressed bytes of decoded columns, that this process has read from disk so far."""
+    """Counts the rows, and the compressed bytes of decoded columns, that one source has read in this process."""
 
     def __init__(self) -> None:
         self.num_rows = 0

@@ -10,7 +10,7 @@ of tokens, and none exceeds the budget.
     steps      0 │ 1 │ 2 │ 3     ║  4 │ 5 │ 6  ║  7 │ 8        each within one window
 
 So any process can compute step 1,000,003 without the steps before it, with any number of workers and processes. For
-this the process needs only the number of tokens in each bucket. Decided: a step never takes units from two windows.
+this the process needs only the inputs named above. Decided: a step never takes units from two windows.
 This rule costs at most one more step per window, but windows can be prepared independently of each other.
 """
 
@@ -138,7 +138,7 @@ class StepPlan:
     def deal(
         self, epoch: int, window: int, lengths: NDArray[np.int64], rank: int = 0, world_size: int = 1
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the units in the order in which a rank reads them, and the index of each step's first unit.
+        """Returns a rank's units in reading order, and the index of each step's first unit, then the number of units.
 
         `lengths` holds the number of tokens of each unit of the window, bucket after bucket.
         """

@@ -1,7 +1,7 @@
 """Maps step numbers to batches, which are streamed from disk one window at a time; threads prepare windows ahead.
 
-A batch is computed from its step number alone, so the number of workers changes how soon windows are ready and never
-the content of a batch. Nearly all the work is done per window: the window is decoded, its features are computed, and
+The content of a batch depends on its step number and never on the number of workers, which only changes how soon
+windows are ready. Nearly all the work is done per window: the window is decoded, its features are computed, and
 its units are permuted. A batch is then a slice of the window. Memory depends on the windows, not on the size of the
 dataset. Decided: workers are threads, not processes, because Arrow and NumPy let other threads run while they work, and
 no data has to be sent between processes.

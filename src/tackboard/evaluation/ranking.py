@@ -1,7 +1,7 @@
 """Evaluates rankings of the full catalogue by leave-last-out, and compares a model and its rivals in one table.
 
-The target is each user's last positive event, or for validation the positive event before that; the result says which
-of the two. All events before the target are the history. Every item of the catalogue is ranked, and ties count against
+The target is each user's last positive event, or for validation an earlier positive event; the result says which of
+them. All events before the target are the history. Every item of the catalogue is ranked, and ties count against
 the target. A setting decides whether items of the history are removed from the ranking; the result includes this
 setting. Users are ranked in chunks, so memory does not grow with the number of users.
 """
@@ -99,7 +99,7 @@ def evaluate_rankings(
     max_users: int | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Returns HR@k and NDCG@k of each of `rivals` over all users with a held-out event and a history."""
+    """Returns HR@k and NDCG@k of each of `rivals` over the first `max_users` of `evaluated_users`."""
     users = evaluated_users(sequences)[:max_users]
     rows, seconds = [], {}
     for name, score in rivals.items():
@@ -143,7 +143,7 @@ def evaluated_users(sequences: Sequences) -> NDArray[np.int64]:
     if len(users) == 0:
         raise DataError(
             f"{sequences.source.path} has no user to evaluate",
-            allowed="a user needs a positive event and at least one event before it",
+            allowed="a user needs as many positive events as data.held_out, and an event before the held-out event",
         )
     return users
 
@@ -183,7 +183,7 @@ def baselines(sequences: Sequences) -> dict[str, ScoreUsers]:
 
 def gap_closed(rows: list[dict[str, Any]], metric: str = "hr@10") -> float | None:
     """Returns the share that the model closes of the gap between the better baseline and the oracle. Returns None if
-    there is no gap, or if `rows` lacks the model or the oracle."""
+    there is no gap, or if `rows` lacks the model, the oracle or the metric."""
     by_name = {row["name"]: row for row in rows}
     if not {"model", "oracle"} <= set(by_name) or metric not in by_name["model"]:
         return None

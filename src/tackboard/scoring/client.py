@@ -89,8 +89,8 @@ class ScoringClient:
     ) -> npt.NDArray[np.float32]:
         """Returns one score per candidate, in the order of `candidates`.
 
-        A value of a field or an attribute may be None, which means missing. If the server refuses the request, raises
-        UsageError with the server's message.
+        A value of a field or an attribute may be None, which means missing. Raises UsageError with the
+        server's message if the server refuses the request, and TackboardError if the server fails (status 500).
         """
         if not self.model:
             self._find_model()

@@ -6,7 +6,7 @@ of the request, attributes of the user and of the candidates, a context. A known
 skipped and not converted. Errors name the field and never repeat an id.
 
 Decided: a value that is missing in a request becomes the value that the importer writes for a value that is missing in
-a log. So a request is scored like the events of training. `num_unknown` counts values that training never saw.
+a log. So a request is scored like the events of training. `num_unknown` counts unknown names and events without a time.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ class Admission(Generic[Request, Result]):
         return self._thread.is_alive() and not stuck
 
     def check_room(self) -> None:
-        """Refuses a request if it could not be admitted now. This check comes before the body is read or parsed."""
+        """Refuses a request if the server drains or the line is full. The first check comes before the body is read."""
         if self.draining:
             raise RequestError(503, "the server is draining and takes no new requests", reason="draining", close=True)
         if len(self._line) >= self.config.max_queue:
@@ -227,7 +227,7 @@ class Admission(Generic[Request, Result]):
         return len(left)
 
     def check_time(self, size: int, deadline_s: float) -> None:
-        """Refuses a request of this size if `submit` would refuse it now, so that its values need not be read."""
+        """Refuses a request of this size if `submit` would refuse it as late, so that its values need not be read."""
         with self._changed:
             self._check_time(size, deadline_s, _due_by(deadline_s))
 

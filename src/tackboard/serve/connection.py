@@ -3,8 +3,8 @@
 uvicorn waits for ever for the rest of a request and accepts headers of any size. Here a request's headers must be
 complete within one deadline and its body within another. New bytes extend neither deadline, so a client cannot keep a
 connection alive with a byte now and then. Header bytes, header lines, tiny chunks, pipelined requests, unread answers
-and the number of connections are also bounded. A connection that exceeds a limit gets `{"error": …}` after the answers
-to its earlier requests, and is closed.
+and the number of connections are also bounded. A connection that exceeds a limit with a request gets `{"error": …}`
+after the answers to its earlier requests, and is closed.
 
 Decided: when there are too many connections, from one address or in total, the new connection is served and another
 connection is dropped. If one address has too many connections, the server drops a connection of this address. If there
@@ -316,7 +316,7 @@ class BoundedConnection(HttpToolsProtocol):
         if version not in ("1.0", "1.1"):
             self._stop_parser(400, "this server speaks HTTP/1.0 and HTTP/1.1 only", "malformed")
         if len(hosts) > 1 or (version == "1.1" and not hosts):
-            self._stop_parser(400, "a request of HTTP/1.1 needs one Host header", "malformed")
+            self._stop_parser(400, "a request needs one Host header, or at most one in HTTP/1.0", "malformed")
         if hosts and not _HOST.fullmatch(hosts[0]):
             self._stop_parser(400, "the Host header is not a host with an optional port", "malformed")
         if codings and (version == "1.0" or codings != [b"chunked"]):

@@ -2,7 +2,7 @@
 
 A `RequestError` carries an HTTP status and one sentence. The application sends `{"error": sentence}`, the only shape
 that Open Inference Protocol clients can decode. Decided: overload is 429 and never 503, because a 5xx makes load
-balancers eject a healthy host and makes some clients retry at once; 503 is kept for a server that shuts down.
+balancers eject a healthy host and makes some clients retry at once; 503 means that the server shuts down or is stuck.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class RequestError(Exception):
     """Says why a request gets no scores. docs/serving.md lists each `status`; `message` is a sentence for the client.
 
     `retry_after_s` and `allow` become headers; `close` ends the connection after the answer; `reason` labels the metric
-    that counts a refusal for lack of room.
+    that counts refusals of a server that is full, late or draining.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ def error_body(message: str) -> bytes:
 
 
 def shown(name: object) -> str:
-    """Makes a name from the client safe to repeat in an answer: printable, quoted, at most 64 characters."""
+    """Makes a name from the client safe to repeat: cut to 64 characters, then quoted and escaped."""
     text = name if isinstance(name, str) else type(name).__name__
     cut = text if len(text) <= 64 else text[:61] + "..."
     return ascii(cut)

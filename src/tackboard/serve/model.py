@@ -39,7 +39,7 @@ class ServedModel:
         if not is_plain_name(self.name) or not is_plain_name(self.signature.version):
             raise DataError(
                 "the name or version of the bundle cannot be part of a URL",
-                allowed="allowed: one or more printable characters without slashes and '..'",
+                allowed="allowed: printable characters without '/', '\\' and '..', and not '.' alone",
                 fix="export the bundle again with another --name or --version",
             )
         self.version = self.signature.version
@@ -89,7 +89,7 @@ class ServedModel:
         return scores
 
     def log_counts(self) -> dict[str, int]:
-        """Returns the number of requests that were logged, dropped, or not logged for lack of a user or time."""
+        """Returns how many requests were logged, dropped, or lacked a user or time; empty if there is no log."""
         if self.log is None:
             return {}
         return {

@@ -38,7 +38,7 @@ class ProtocolLimits:
     max_body_bytes: int = 64 << 20
     """Largest body in bytes, as sent."""
     max_compression_ratio: int = 100
-    """Largest ratio of decompressed to compressed size, for bodies over 1 MiB."""
+    """Largest ratio of decompressed to compressed size, for bodies of more than 1 MiB after decompression."""
     max_decompressed_bytes: int = 16 << 20
     """Largest body in bytes after decompression; a larger body can be sent uncompressed."""
     max_tensor_bytes: int = 32 << 20
@@ -101,7 +101,7 @@ class OpenBody:
 
 
 def decompress(body: bytes, encoding: str, limits: ProtocolLimits) -> bytes:
-    """Returns the decompressed body. Raises 413 if it is too large, 415 if the encoding is neither gzip nor deflate."""
+    """Returns the decompressed body. Raises 400 if it is damaged, 413 if too large, 415 if not gzip or deflate."""
     if encoding in ("", "identity"):
         return body
     by_ratio = max(_RATIO_FREE_BYTES, len(body) * limits.max_compression_ratio)
@@ -336,5 +336,5 @@ def _timeout_us(parameters: dict[str, Any]) -> int | None:
     if timeout is None or (type(timeout) is int and timeout == 0):
         return None
     if type(timeout) is not int or timeout < 0:
-        raise bad_request("timeout must be a whole number of microseconds")
+        raise bad_request("timeout must be a whole number of microseconds, 0 or more")
     return timeout

@@ -66,5 +66,5 @@ def _unquote(part: bytes) -> str:
     except UnicodeDecodeError:
         raise bad_request("a name in the path is not UTF-8") from None
     if text and not is_plain_name(text):
-        raise bad_request("a name in the path holds a slash, '..' or a control character")
+        raise bad_request("a name in the path is '.', or holds a slash, a backslash, '..' or a control character")
     return text

@@ -86,7 +86,7 @@ class ServeConfig:
 
 
 class Server:
-    """A server for one scorer. `run` blocks until the server stops; the other methods may be called from any thread."""
+    """A server for one scorer. `run` blocks until the server stops; `drain` may be called from any thread."""
 
     def __init__(
         self,
@@ -263,13 +263,13 @@ class _DrainingServer(uvicorn.Server):
 def take_port(config: ServeConfig) -> socket.socket:
     """Binds a socket that does not listen yet.
 
-    Raises UsageError if the port is in use, or if other machines could reach the server without a token.
+    Raises UsageError if the host is unknown, if the port cannot be taken, or if a token is needed and not set.
     """
     try:
         found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError):
         raise UsageError(
-            f"--host {config.host} is not an address of this machine", fix="use 127.0.0.1 or 0.0.0.0"
+            f"--host {config.host} is neither an address nor a known name", fix="use 127.0.0.1 or 0.0.0.0"
         ) from None
     family, kind, number, _, address = found[0]
     if not ipaddress.ip_address(str(address[0]).split("%")[0]).is_loopback and not (config.token or config.insecure):
@@ -313,5 +313,5 @@ def url_of(listener: socket.socket) -> str:
 def _port_error(config: ServeConfig, error: OSError) -> UsageError:
     return UsageError(
         f"cannot listen on {config.host} port {config.port}: {os.strerror(error.errno or 0)}",
-        fix="choose another --port (0 takes a free port), or stop the process that uses this one",
+        fix="choose another --port (0 takes a free port) or --host, or stop the process that uses this port",
     )

@@ -2,7 +2,7 @@
 
 The counters that Triton's dashboards read keep Triton's names and microseconds (`nv_inference_*`); our own histograms
 (`tackboard_*`) are in seconds. Decided: no label holds a user, an item or anything else that a client can make up, so
-the number of series is fixed. All methods are called on the event loop's thread, so they need no locks.
+the number of series is bounded. All methods are called on the event loop's thread, so they need no locks.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Telemetry:
         registry = self._registry
         self._request = Histogram(
             "tackboard_request_duration_seconds",
-            "From the first byte of an infer body to its answer",
+            "From the end of the headers of an infer call to its answer",
             ["status"],
             buckets=_SECONDS,
             registry=registry,
@@ -96,9 +96,9 @@ class Telemetry:
         self._candidates = Histogram(
             "tackboard_request_candidates", "Candidates per answered request", buckets=_CANDIDATES, registry=registry
         )
-        self._shed = Counter("tackboard_shed_total", "Requests refused unread", ["reason"], registry=registry)
+        self._shed = Counter("tackboard_shed_total", "Refused by a busy server", ["reason"], registry=registry)
         self._expired = Counter("tackboard_deadline_expired_total", "Deadlines passed", ["stage"], registry=registry)
-        self._closed = Counter("tackboard_connections_closed_total", "Closed by a limit", ["reason"], registry=registry)
+        self._closed = Counter("tackboard_connections_closed_total", "Closed by server", ["reason"], registry=registry)
         self._accept_errors = Counter(
             "tackboard_accept_errors_total", "Connections that could not be accepted", registry=registry
         )
@@ -113,7 +113,7 @@ class Telemetry:
             registry=registry,
         )
         registry.register(_LogCollector(feature_log))
-        # Every series exists from the start, so that a rate over a counter that never moved is 0 and not absent.
+        # Every series of these counters exists from the start, so that the rate of an event that never happened is 0.
         for counter, labels in (
             (self._shed, SHED_REASONS),
             (self._expired, EXPIRED_STAGES),
@@ -134,13 +134,13 @@ class Telemetry:
         self._candidates.observe(num_candidates)
 
     def failed(self, status: int, total_ns: int) -> None:
-        """Counts an infer request that was answered with an error of this HTTP status."""
+        """Counts an infer request that got no scores; the status is 499 if the client went away."""
         self._durations["fail"].add(total_ns)
         self._failures[_REASON_OF_STATUS.get(status, "OTHER")] += 1
         self._observe_request(status, total_ns)
 
     def shed(self, reason: str) -> None:
-        """Counts a request or connection that was refused for lack of room; `reason` is one of SHED_REASONS."""
+        """Counts a request or connection that a full, late or draining server refused, for one of SHED_REASONS."""
         self._shed.labels(reason).inc()
 
     def expired(self, stage: str) -> None:
@@ -161,7 +161,7 @@ class Telemetry:
         self._trimmed.inc(num_bytes)
 
     def unknown(self, counts: Mapping[str, int]) -> None:
-        """Counts the values of an answered request that training never saw, for each of UNKNOWN_FIELDS."""
+        """Counts the events of an answered request with an unknown name or no time, for each of UNKNOWN_FIELDS."""
         for name, count in counts.items():
             self._unknown.labels(name).inc(count)
 

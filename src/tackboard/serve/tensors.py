@@ -4,8 +4,8 @@ The datatypes are those of the Open Inference Protocol. Numbers are little-endia
 4-byte little-endian length followed by that many bytes. Decided: BYTES is text here (UTF-8), because everything this
 server reads as BYTES is an id or a word; bytes that are not UTF-8 are refused. Shapes are multiplied as Python
 integers, so that no product can wrap around. The declaration of a tensor is checked before its values
-(`check_datatype`, `check_shape`, `check_size`), so that no value of a wrong tensor is read. Errors name the tensor and
-the position, never the value.
+(`check_datatype`, `check_shape`, `check_size`), so that no value of a wrong tensor is read. Errors name the tensor
+and, for texts, the position, but never the value.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def check_datatype(name: str, datatype: object) -> str:
 
 
 def check_shape(name: str, shape: object, max_elements: int) -> tuple[int, ...]:
-    """Returns the shape. Raises 400 if a size is not an integer of 0 or more, or the product exceeds `max_elements`."""
+    """Returns the shape. Raises 400 unless it is a list of up to MAX_RANK sizes with a product up to `max_elements`."""
     if not isinstance(shape, list) or any(type(size) is not int for size in shape):
         raise bad_request(f"tensor {shown(name)} needs a shape that is a list of integers")
     if len(shape) > MAX_RANK:
@@ -111,7 +111,7 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: object) ->
 
 
 def from_binary(name: str, datatype: str, shape: tuple[int, ...], raw: memoryview) -> Tensor:
-    """Reads a tensor from raw bytes. Raises 400 if the bytes do not fill the shape exactly, or hold NaN or infinity."""
+    """Reads a tensor from raw bytes. Raises 400 unless they fill the shape exactly and are finite numbers or UTF-8."""
     if datatype == "BYTES":
         return Tensor(name, datatype, shape, _split_bytes(name, raw, math.prod(shape)))
     check_size(name, datatype, shape, len(raw))

@@ -95,7 +95,7 @@ def test_advisories_speak_of_the_installed_version_or_are_unknown(
     assert lines == [
         "VULNERABLE: bad 2.0: PYSEC-1 (fixed in 2.1); PYSEC-2 (fixed in no version)",
         "advisories: 2 packages looked up, 1 with a known vulnerability",
-        "ADVISORIES UNKNOWN for 1 (the source has no page for the version): old",
+        "ADVISORIES UNKNOWN for 1 (no page for the version, or no time left): old",
     ]
 
 
