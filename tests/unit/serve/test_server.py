@@ -138,7 +138,7 @@ def test_an_open_address_needs_a_token_or_a_word() -> None:
 
 def test_unknown_hosts_are_told() -> None:
     for host in ("no.such.host.invalid", "999.1.1.1", "a" * 300):
-        with pytest.raises(UsageError, match="is not an address"):
+        with pytest.raises(UsageError, match="is neither an address nor a known name"):
             take_port(ServeConfig(host=host, port=0))
 
 
