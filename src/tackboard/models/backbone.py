@@ -51,14 +51,14 @@ class BackboneConfig:
     num_heads: int = 2
     """Number of attention heads; must divide the model's width if head_width is 0."""
     head_width: int = 0
-    """Width of queries, keys and values of a head of hstu; 0 means the model's width / num_heads, as in other kinds."""
+    """Width of the queries, keys, values and gates of each hstu head; 0 means width / num_heads, as in other kinds."""
     mlp_ratio: int = 4
     """Width of the MLP of a gpt block, as a multiple of the model's width."""
     ffn_width: int = 50
     """Width of the hidden layer of sasrec's pointwise network."""
     positions: str = "learned"
-    """How the model knows the order of events: by `learned` vectors per position, `rotary` rotation by position (not
-    with sasrec), or `none`."""
+    """How the model reads the order of events: `learned` adds a vector per position, `rotary` rotates queries and keys
+    (not with sasrec), `none` adds nothing. hstu also has its own position bias."""
     time_bias: int = 0
     """Number of buckets of log2(seconds between two events) for the time bias of gpt's attention; 0 means no bias. hstu
     always has its own time bias."""
@@ -86,7 +86,7 @@ class BackboneConfig:
         check(fits, "model.backbone.num_heads", self.num_heads, f"a divisor of width {width}")
 
     def build(self, **sizes: Any) -> nn.Module:
-        """Makes a backbone with fresh parameters. `sizes`: width, max_positions, dropout; others override."""
+        """Makes a backbone with fresh parameters. `sizes`: width, max_positions, dropout, and settings to override."""
         backbone = BACKBONES[self.kind]
         names = ("num_layers", "num_heads", "positions", *backbone.settings)
         return backbone.module(**({name: getattr(self, name) for name in names} | sizes))

@@ -1,10 +1,10 @@
 """Defines the decoder: a GPT-2-style, pre-norm, causal transformer over packed histories.
 
 The decoder takes the tokens of all histories end to end [T, D] and the length of each history, and returns hidden
-vectors of the same shape. Everything that looks at one token alone runs on the packed tokens; only attention lays the
-tokens out as a grid [B, S], padded on the right. Because attention is causal, no token ever sees the padding. So no
-mask is needed, and the fast causal kernel can be used. With histories of 5 to 64 events the grid has about twice as
-many cells as there are tokens, so packing halves the work of everything but attention.
+vectors of the same shape. All layers except attention work on single tokens and run on the packed tokens. Attention
+lays the tokens out as a grid [B, S], padded on the right. Because attention is causal, no token ever sees the padding.
+So no mask is needed, and the fast causal kernel can be used. With histories of 5 to 64 events the grid has about twice
+as many cells as there are tokens, so packing halves the work of everything but attention.
 
 The order of tokens enters in one of three ways. `learned` adds a vector per position to the tokens, and no row may be
 longer than the number of these vectors. `rotary` rotates queries and keys by their position, so that attention reads
@@ -50,7 +50,7 @@ Rotation = tuple[torch.Tensor, torch.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """Maps packed tokens to a padded grid: to `places` [T] within their row, and to `cells` [T] of the B × S grid."""
+    """Maps packed tokens to a padded B × S grid: `places` [T] are positions in a row, `cells` [T] cells of the grid."""
 
     num_rows: int
     longest: int
@@ -142,7 +142,7 @@ def attend_in_tiles(attend: Attend, q_BHSd: torch.Tensor, k_BHSd: torch.Tensor, 
 
 
 class ElapsedBuckets:
-    """Computes the buckets of the times from keys to queries: for a small grid once, otherwise tile by tile."""
+    """Computes the buckets of the times from keys to queries: once for a small grid, tile by tile for a large grid."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class ElapsedBuckets:
 
 
 def rotation_of(places_T: torch.Tensor, head_width: int) -> Rotation:
-    """Returns the angles that rotate heads of width d at each place: place / 10000^(2i/d) for the i-th pair."""
+    """Returns cosine and sine of the rotary angles: place / 10000^(2i/d) for the i-th pair of a head of width d."""
     pairs = torch.arange(head_width // 2, dtype=torch.float32, device=places_T.device)
     angles_Td = places_T[:, None].float() * ROTARY_BASE ** (-2.0 * pairs / head_width)
     return angles_Td.cos()[:, None], angles_Td.sin()[:, None]

@@ -1,7 +1,7 @@
 """Streaming frequencies: this module estimates, while training, the expected count of each item in a step.
 
-The popularity correction of the loss divides a negative by its expected count in a step. Counting before training needs
-a pass over the data, and these counts go stale if the data never ends. Here the count is estimated during training (Yi
+The popularity correction divides a negative's weight by its expected count in a step. Counting before training needs a
+pass over the data, and these counts go stale if the data never ends. Here the count is estimated during training (Yi
 et al., RecSys 2019): each hashed slot keeps the step in which it was last seen and a moving average of the interval
 between two steps that saw it. The inverse of the interval is the probability that a step sees the slot. A slot also
 keeps the mean count over the steps that saw it, because a popular item occurs in a step more than once:
@@ -38,7 +38,7 @@ LOWEST_RATE = 1e-4
 
 
 class StreamingFrequencies(nn.Module):
-    """Keeps estimates in `num_hashes` × `num_rows` slots, from about the last 1 / `rate` observations of an item.
+    """Keeps estimates in `num_hashes` × `num_rows` slots, from about the last 1 / `rate` observations of a slot.
 
     The state is in buffers, so it is part of a checkpoint and a resumed run continues with the same bits.
     """

@@ -17,7 +17,7 @@ that backbones can be exchanged; models that score by cosines need no final norm
 × S × S numbers. Grids of more than TILE_CELLS numbers are computed in tiles, which the backward pass computes again. So
 memory is bounded as for the decoder's time bias, and time grows with S².
 
-Shapes: T packed tokens, B rows, S positions, D width, H heads, d width of a head; of a tile, b rows, q queries, k keys.
+Shapes: T packed tokens, B rows, S positions, D width, H heads of width d, E = H × d; a tile: b rows, q queries, k keys.
 """
 
 from __future__ import annotations
@@ -127,5 +127,5 @@ class HSTU(LayerStack):
 
 
 def _looked_up(weights: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Returns `weights[places]`. Unlike plain indexing, the backward pass adds gradients in a fixed order."""
+    """Returns `weights[places]`. On a CPU the backward pass adds gradients in a fixed order, unlike plain indexing."""
     return small_table_rows(weights[:, None], places).squeeze(-1)

@@ -57,7 +57,7 @@ class ModelConfig(abc.ABC):
     tables: TableConfig = dataclasses.field(default_factory=TableConfig)
     """The tables of items, and how item ids become rows of these tables."""
     max_history: int = 64
-    """Largest number of events of a history that the model reads. Of a longer history it reads the newest events."""
+    """Largest number of events of a history that the model reads. Longer histories are cut to their newest events."""
 
     @classmethod
     def from_stored(cls, values: Any) -> Self:
@@ -75,7 +75,7 @@ class ModelConfig(abc.ABC):
 
     @property
     def needs_drawn_negatives(self) -> bool:
-        """Whether the items drawn by data.uniform_negatives are the model's only negatives."""
+        """Whether training refuses data.uniform_negatives = 0, because the loss needs drawn items as negatives."""
         return False
 
     @property

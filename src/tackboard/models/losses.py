@@ -16,9 +16,9 @@ so all pairs of a token share one sum, and further targets of a token cost next 
 taken out, the loss also learns that the next item was chosen before the later items, at the price of one sum per pair.
 
 Sums are computed over blocks of tokens, and again in the backward pass (`in_blocks`), so memory does not grow with
-tokens × items. The mask of users' own items does grow: it has a byte for each row and item. On a GPU the items are
-padded to a multiple of 8 with items that are no negatives, because rows of scores at unaligned addresses make matrix
-products slow.
+tokens × items. The mask of users' own items does grow: it has a byte for each row and item, or four bytes with
+`later_negatives`. On a GPU the items are padded to a multiple of 8 with items that are no negatives, because rows of
+scores at unaligned addresses make matrix products slow.
 
 Shapes: P pairs, A tokens that predict something, R sums (one per token or per pair), M distinct items, D width, B rows.
 """
@@ -39,7 +39,7 @@ from tackboard.core.errors import ConfigError
 from tackboard.models.targets import Pairs, next_token_pairs, row_of_event
 
 EXCLUDED = -1e4
-"""The score of an item that is no negative. It is not -inf, which gives NaN gradients if there are no negatives."""
+"""The score of an item that is no negative. A score of -inf would give NaN gradients if there are no negatives."""
 BLOCK_CELLS = {"cpu": 1 << 25, "cuda": 1 << 27}
 """Largest number of scores (tokens × items) that exist at one time: 128 MiB in fp32, or 512 MiB on a GPU."""
 ALIGNED_ITEMS = 8
@@ -69,9 +69,9 @@ class LossConfig:
     multi_token_share: float = 0.25
     """Share of the pairs of token and event in the window that a step uses, chosen at random."""
     future_token_weight: float = 0.0
-    """Weight of the future-token loss, which predicts the events after the first `future_token_anchor` of a segment."""
+    """Weight of the future-token loss, which predicts events after the first `future_token_anchor` of a segment."""
     future_token_anchor: int = 32
-    """Number of events that a downstream task will read."""
+    """Number of events that the predicting token has read. Choose the history length that a downstream task reads."""
     future_token_window: int = 8
     """Number of events after the anchor that the future-token loss predicts."""
 
@@ -84,10 +84,10 @@ class LossConfig:
         check(0.0 < share <= 1.0, "model.loss.multi_token_share", share, "above 0, up to 1")
         check(0.01 <= temperature <= 10, "model.loss.initial_temperature", temperature, "0.01 to 10")
         is_masked = self.mask_same_user or not self.later_negatives
-        allowed = "false where mask_same_user is off: all are negatives already"
+        allowed = "false if mask_same_user is off, because then all later positives are negatives already"
         check(is_masked, "model.loss.later_negatives", True, allowed)
         is_used = not self.streaming_frequencies or (self.correct_popularity and self.in_batch_negatives)
-        allowed = "false where correct_popularity or in_batch_negatives is off: nothing would read them"
+        allowed = "false if correct_popularity or in_batch_negatives is off, because nothing would read the estimates"
         check(is_used, "model.loss.streaming_frequencies", True, allowed)
 
 
@@ -147,8 +147,8 @@ def negative_log_weights(
 class LogSum(nn.Module):
     """Computes log Σ w e^s over the negatives of R predictions, without own items and without item `left_out_R`.
 
-    This is a module without parameters so that it can be compiled. The compiled module makes one or two passes over the
-    scores.
+    The class has no parameters; it is a module so that it can be compiled. The compiled module makes one or two passes
+    over the scores.
     """
 
     compiles = True
@@ -163,7 +163,7 @@ class LogSum(nn.Module):
         seen_R: torch.Tensor | None,
         left_out_R: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Returns the sums. `own_rows_R`: the token's row of `own_items_BM`; `seen_R`: its number of seen events."""
+        """Returns the sums [R]. `own_rows_R`: a token's row of `own_items_BM`; `seen_R`: how many events it saw."""
         scores_RM = (hidden_RD @ items_MD.T).float() + log_weights_M
         if own_items_BM is not None and own_rows_R is not None:
             own_RM = own_items_BM.index_select(0, own_rows_R)

@@ -65,9 +65,9 @@ FLAT_LOSS = (
     *("later_negatives", "multi_token_weight", "multi_token_window", "multi_token_share"),
     *("future_token_weight", "future_token_anchor", "future_token_window"),
 )
-"""Settings that older versions stored directly under `model`, not under `backbone` or `loss`."""
+"""Settings that older versions stored under `model` itself. FLAT_BACKBONE is now in `backbone`, FLAT_LOSS in `loss`."""
 RESIDUAL_SCALE = 0.1
-"""Factor of the last layer of a fresh residual map. The map therefore begins as little more than its input."""
+"""Factor of the last layer of a fresh residual map. It makes the output of a fresh map close to the input."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,9 +85,8 @@ class PinFMConfig(ModelConfig):
     width: int = 64
     """Width of the backbone and of user and item vectors."""
     maps: str = "mlp"
-    """Form of φ_in, φ_out and ψ: `mlp`, or `residual`, which adds an MLP of the input to the input. With `residual` an
-    item's vectors as input and as output are nearly equal at first, and tables.num_hashes × tables.dim must equal
-    width."""
+    """Form of φ_in, φ_out and ψ: `mlp`, or `residual`, which adds an MLP of the input to the input. With `residual`
+    the maps hardly change their inputs at first, and tables.num_hashes × tables.dim must equal width."""
     num_time_buckets: int = 24
     """Number of buckets of log2(seconds since the previous event); 0 leaves time out."""
     request_time: bool = False
@@ -96,7 +95,7 @@ class PinFMConfig(ModelConfig):
     """Features of the request (numbers of about -3 to 3) that the model reads in addition to the history. See
     docs/features.md."""
     dropout: float = 0.0
-    """Share of the activations of the tokens and of the backbone that training drops, 0 to below 1."""
+    """Share of activations that training drops, in the tokens and in the backbone; 0 to below 1."""
     backbone: BackboneConfig = dataclasses.field(default_factory=BackboneConfig)
     """The layers between φ_in and φ_out."""
     loss: LossConfig = dataclasses.field(default_factory=LossConfig)
@@ -107,7 +106,7 @@ class PinFMConfig(ModelConfig):
             check(getattr(self, name) >= 1, f"model.{name}", getattr(self, name), "1 or more")
         check(self.maps in MAPS, "model.maps", self.maps, ", ".join(MAPS))
         has_buckets = not self.request_time or self.num_time_buckets > 0
-        check(has_buckets, "model.request_time", True, "false where model.num_time_buckets is 0")
+        check(has_buckets, "model.request_time", True, "false if model.num_time_buckets is 0")
         tables, anchor = self.tables, self.loss.future_token_anchor
         if self.maps == "residual" and tables.num_hashes * tables.dim != self.width:
             dim, rest = divmod(self.width, tables.num_hashes)
@@ -148,7 +147,7 @@ class PinFMConfig(ModelConfig):
             return []
         return [
             f"positions beyond data.max_length = {max_length} are read but never trained: "
-            "raise it to model.max_history, or --set model.backbone.positions=rotary"
+            "raise data.max_length to model.max_history, or --set model.backbone.positions=rotary"
         ]
 
     def serving(self) -> Self:

@@ -111,7 +111,7 @@ class Ranker(nn.Module):
 
 
 class RankingHead(nn.Module):
-    """An MLP over two unit vectors and their product, and with `hidden` also over the vectors behind them."""
+    """An MLP over two unit vectors and their product. With `hidden` it also reads the vectors that they come from."""
 
     def __init__(self, config: HeadConfig, width: int, item_width: int) -> None:
         super().__init__()

@@ -14,11 +14,11 @@ code. `mixed` is for catalogues that are too large to score at every step. `mixe
 PinFM (`losses.py`), but a user's own items stay among the negatives, as in the exact softmax.
 
 The published models read items and their order; HSTU also reads times, including the time of the request. The switches
-`use_actions`, `use_time_gap` and `use_request_time` give a rival the inputs of PinFM, so that both can be compared on
-the same inputs. Here the request's time means the time from the newest event to the request. HSTU's bias reads this
-time, as in the public code. SASRec has no input for this time, so a learned vector for the log2 bucket of the time is
-added to the event's output or input. A vector at the input passes through the layers. In training, the vector at an
-event stands for the time until the next event, which is known when the next event is predicted.
+`use_actions`, `use_time_gap` and `use_request_time` give a rival the inputs of PinFM except surfaces, so that both can
+be compared on the same inputs. Here the request's time means the time from the newest event to the request. HSTU's bias
+reads this time, as in the public code. SASRec has no input for this time, so a learned vector for the log2 bucket of
+the time is added to the event's output or input. A vector at the input passes through the layers. In training, the
+vector at an event stands for the time until the next event, which is known when the next event is predicted.
 
 Shapes: T packed events, B rows, P predictions, M distinct items, R negatives of a prediction, D width.
 """
@@ -109,9 +109,9 @@ class SequentialConfig(ModelConfig):
     width: int = 50
     """Width of items and of the backbone."""
     dropout: float = 0.2
-    """Share of the activations of the events' vectors and of the backbone that training drops, 0 to below 1."""
+    """Share of activations that training drops, in the events' vectors and in the backbone; 0 to below 1."""
     max_history: int = 200
-    """Largest number of events of a history that the model reads. Of a longer history it reads the newest events;
+    """Largest number of events of a history that the model reads. Longer histories are cut to their newest events;
     longer training segments are refused."""
     use_actions: bool = False
     """Read the action of each event."""
@@ -225,7 +225,7 @@ class SequentialModel(RetrievalModel):
         if config.request_place != "none":
             self.request_times = nn.Embedding(config.num_time_buckets, width)
         # Items and positions begin as in the public code. The embeddings that we added begin small, because with the
-        # std of positions they drowned the items.
+        # std of positions they outweighed the items.
         stds = {self.items: config.tables.init_std, self.positions: width**-0.5}
         for embedding in (self.items, self.positions, self.actions, self.time_gaps, self.request_times):
             if embedding is not None:
@@ -376,7 +376,7 @@ def draw_negatives(sampled_K: torch.Tensor, num_predictions: int, num_negatives:
     if len(sampled_K) == 0:
         raise ConfigError(
             "model.loss.kind is 'sampled', but no item was drawn for this batch",
-            fix="set data.uniform_negatives to the number of items to draw, at best to all items",
+            fix="set data.uniform_negatives to the number of items to draw, ideally to the number of all items",
         )
     drawn_PR = torch.randint(len(sampled_K), (num_predictions, num_negatives), device=sampled_K.device)
     return sampled_K[drawn_PR]

@@ -42,7 +42,7 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
     with blaming(path):
         try:
             with safe_open(path, framework="pt") as file:
-                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping.
+                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping.
         except (SafetensorError, OSError) as error:
             raise CorruptFileError(f"{path} cannot be read: {error}") from None
 

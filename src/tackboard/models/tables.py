@@ -153,7 +153,7 @@ def _fresh_rows(num_rows: int, dim: int, std: float, dtype: torch.dtype) -> torc
         return rows_Rd.normal_().mul_(std)
     flat = rows_Rd.view(-1)
     while len(flat):
-        # A rest of fewer than 16 numbers joins the last block, because torch draws fewer than 16 in another way.
+        # Fewer than 16 remaining numbers join the last block, because torch draws fewer than 16 in another way.
         size = DRAWN_AT_ONCE if len(flat) >= DRAWN_AT_ONCE + 16 else len(flat)
         flat[:size] = torch.empty(size, dtype=torch.float32, device=flat.device).normal_().mul_(std)
         flat = flat[size:]

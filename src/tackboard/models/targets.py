@@ -7,13 +7,13 @@ event. The token before an event has seen all earlier events and nothing of this
     tokens       ▷    a    b    c    d
     next          ▷→a  a→b  b→c  c→d                    each positive event, from the token before it
     multi, 3      ▷→b  ▷→c  a→c  a→d  b→d               and from the tokens up to two places further back
-    future, 2    a→b  a→c                               here with anchor 1: the token after 1 event, the next 2 events
+    future, 2    a→b  a→c                               with anchor 1: the next 2 events, from the token of event 1
 
 Multi-token pairs look past the next event, so that a vector says what a user will want, not only what comes next. There
-are many multi-token pairs, and a random share of them is enough. Future-token pairs have only one token per row: the
-token after the number of events that a downstream task will read. Decided: only the next-token loss predicts the next
-event. The published multi-token loss also predicts the next event. Here it does not, so that only one weight applies to
-the next event.
+are many multi-token pairs, and a random share of them is enough. Future-token pairs use only one token per row. This
+token has read as many events as a downstream task will read. Decided: only the next-token loss predicts the next event.
+The published multi-token loss also predicts the next event. Here it does not, so that only one weight applies to the
+next event.
 
 Shapes: P pairs, N packed events, T packed tokens (token of event n of row r: n + r + 1), B rows.
 """

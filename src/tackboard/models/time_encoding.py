@@ -1,8 +1,8 @@
 """Sorts elapsed times into buckets.
 
 The module takes elapsed times and returns a bucket number for each. A minute and a year differ a lot, but two and three
-years hardly differ. So buckets of longer times are wider: by powers of two in our buckets, by powers of e^0.301 in
-HSTU's buckets, as in its public code.
+years hardly differ. So buckets of longer times are wider. From one bucket to the next, times grow by a factor of 2 in
+our buckets, and by a factor of e^0.301 in HSTU's buckets, as in its public code.
 
 Decided: buckets are found by comparing with boundaries, never by a logarithm, so that a CPU and a GPU agree on every
 bucket. Negative times are in bucket 0.
