@@ -1,1 +1,1 @@
-"""This package writes the training state to disk, all or nothing, and verifies it when it is loaded."""
+"""This package writes the training state to disk, completely or not at all, and verifies it when it is loaded."""

@@ -40,7 +40,7 @@ class RankingMetrics:
 def ranks_of_targets(scores: NDArray[np.floating] | torch.Tensor, targets: NDArray[np.int64]) -> NDArray[np.int64]:
     """Returns the 0-based rank of column `targets[i]` in row i of `scores` [U, C]. Ties count against the target.
 
-    This is pessimistic on purpose: a model that gives every item the same score, or NaN, ranks last, not first.
+    This is pessimistic on purpose: a model whose scores are all equal, or NaN, ranks the target last, not first.
     """
     values = torch.as_tensor(scores)
     own = values.gather(1, torch.from_numpy(targets).to(values.device)[:, None])

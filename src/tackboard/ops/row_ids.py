@@ -1,7 +1,7 @@
 """Converts item ids to table rows on the device, with the same results as `core.hashing.row_ids` (NumPy).
 
 torch has no unsigned 64-bit arithmetic. So this module uses int64, whose sums and products have the same bits in two's
-complement. A logical right shift is an arithmetic shift, after which the copies of the sign bit are masked off.
+complement. A logical right shift is done by an arithmetic shift; then the copies of the sign bit are masked off.
 """
 
 from __future__ import annotations

@@ -81,14 +81,14 @@ def stochastic_round(values: torch.Tensor, dtype: torch.dtype, rows: torch.Tenso
     # A subnormal has the exponent of the smallest normal number and no hidden bit.
     mantissa_RD = (magnitude_RD & 0x7FFFFF) | ((field_RD > 0).to(torch.int64) << 23)
     exponent_RD = field_RD.clamp_min(1) - target.bias_below
-    # Below the target's smallest normal number the gaps stop shrinking, so more bits of the mantissa lie below a gap.
+    # Below the target's smallest normal number the gaps stop shrinking, so more mantissa bits fall below one gap.
     too_small_RD = (1 - exponent_RD).clamp_min(0)
     dropped_RD = 23 - target.mantissa_bits + too_small_RD
     excess_RD = (dropped_RD - MOST_DROPPED_BITS).clamp_min(0)
     dropped_RD -= excess_RD
     random_RD = random_bits(key, rows, values.shape[1]) & ((1 << MOST_DROPPED_BITS) - 1)
-    # The part of the mantissa below a gap has `dropped` bits. Adding a random number of `dropped` bits produces a carry
-    # with probability part / gap.
+    # The part of the mantissa that is smaller than one gap has `dropped` bits. Adding a random number of `dropped` bits
+    # produces a carry with probability part / gap.
     gaps_RD = ((mantissa_RD >> excess_RD) + (random_RD >> (MOST_DROPPED_BITS - dropped_RD))) >> dropped_RD
     # A carry out of the mantissa raises the exponent by one, which correctly gives the next power of two.
     rounded_RD = gaps_RD + ((exponent_RD.clamp_min(1) - 1) << target.mantissa_bits)

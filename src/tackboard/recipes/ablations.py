@@ -50,8 +50,8 @@ ML_1M: dict[str, tuple[str, ...]] = {
     "losses-multi-light": (*_MULTI, "model.loss.multi_token_weight=0.1"),
     # Also predicts the 8 events after the first 100 events of a segment.
     "losses-all": (*_MULTI, *(f"model.loss.future_token_{setting}" for setting in _FUTURE)),
-    # These recipes set the number of rows in each of 8 sub-tables. There are 3,883 films. With 16,384 rows few films
-    # share a row.
+    # These recipes set the number of rows in each of 8 sub-tables. There are 3,883 films. With 16,384 rows about a
+    # fifth of the films share their row of a sub-table.
     **{f"rows-{rows}": (f"model.tables.num_rows={rows}",) for rows in (256, 1024, 4096, 16384)},
     # One table with a row for each film, as wide as the eight sub-tables together. It shows the quality lost by
     # hashing.
@@ -66,7 +66,7 @@ ML_1M: dict[str, tuple[str, ...]] = {
     "negatives-batch-streaming": (*_BATCH, "model.loss.streaming_frequencies=true"),
     "negatives-drawn": ("model.loss.in_batch_negatives=false", _DRAWN),
     "negatives-mixed": ("model.loss.in_batch_negatives=true", _DRAWN),
-    # Every film of the catalogue is a negative, which makes the softmax exact.
+    # Every film of the catalogue is drawn, so the softmax is exact, except that a user's own films are left out.
     "negatives-all": ("model.loss.in_batch_negatives=false", "data.uniform_negatives=3883"),
     "own-none": (),
     # The user's later films are negatives, so the model learns to tell the next film from later films.
@@ -79,7 +79,7 @@ ML_1M: dict[str, tuple[str, ...]] = {
 DESKDROP: dict[str, tuple[str, ...]] = {
     "positives-saves": SAVES,
     "positives-saves-comments": (*SAVES, "comment_created"),
-    # There are nine times as many views as other actions.
+    # There are more than five times as many views as other actions.
     "positives-saves-views": (*SAVES, "view"),
     "positives-all": (),
 }

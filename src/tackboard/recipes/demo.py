@@ -1,4 +1,4 @@
-"""The recipes of the demo. `demo` is a small PinFM on the synthetic world that trains in about a minute on two cores.
+"""The recipes of the demo. `demo` is a small PinFM for the synthetic world. It trains in about a minute on two cores.
 
 The sizes of `demo` were chosen on worlds with seeds that differ from the seed of the demo's world (docs/log.md).
 """

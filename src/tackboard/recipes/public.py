@@ -20,7 +20,7 @@ from tackboard.train.optimizers import OptimizerConfig
 
 
 def ml_1m() -> RunConfig:
-    """MovieLens-1M: a million ratings as actions. Every film is a negative, and the model reads the request time."""
+    """MovieLens-1M: a million ratings as actions. All films are drawn as negatives. The model reads the request time."""
     return RunConfig(
         name="ml-1m",
         data=DataConfig(dataset="datasets/ml-1m", max_length=200, tokens_per_step=16_384, uniform_negatives=3_883),
@@ -65,7 +65,7 @@ def kakao_brunch() -> RunConfig:
 
 
 def deskdrop() -> RunConfig:
-    """Deskdrop: 72 thousand views, likes, bookmarks, comments and follows of new articles."""
+    """Deskdrop: 72 thousand views, likes, bookmarks, comments and follows of articles."""
     return RunConfig(
         name="deskdrop",
         data=DataConfig(dataset="datasets/deskdrop", max_length=64, tokens_per_step=4_096, uniform_negatives=2_987),

@@ -31,7 +31,7 @@ class TrainingConfig:
     steps: int = 1000
     """Number of optimiser steps."""
     checkpoint_every: int = 200
-    """Steps between checkpoints. A checkpoint is also written at the end and on SIGTERM."""
+    """Steps between checkpoints. A checkpoint is also written at the start, at the end, and on SIGTERM or SIGINT."""
     validate_every: int = 0
     """Steps between judgements. A judgement computes the loss on the users of data.validation_share and writes a
     checkpoint. The best checkpoint is kept, and `evaluate` and `export` use it. 0 means no judgements."""
@@ -79,9 +79,8 @@ class StartConfig:
     run: str = ""
     """Run or checkpoint whose parameters are taken by name. If empty, all parameters are random."""
     prefix: str = ""
-    """Prefix that the taken parameters have in this model: `pinfm.` if this model contains the run's model under the
-    name `pinfm`. The other run must have all parameters that begin with the prefix here, under names without the
-    prefix."""
+    """Prefix of this model's parameters that are taken: `pinfm.` if this model contains the run's model under the name
+    `pinfm`. The other run must have all of these parameters, under names without the prefix."""
 
 
 DATA_CONFIGS: dict[str, type[StepsConfig]] = {cls.kind: cls for cls in (DataConfig, RequestConfig)}
@@ -153,8 +152,8 @@ def _check_segments(data: DataConfig, model: ModelConfig) -> None:
     """Raises ConfigError if segments of this config leave the model without negatives, targets or positions."""
     if model.needs_drawn_negatives and not data.uniform_negatives:
         raise ConfigError(
-            "data.uniform_negatives is 0, but the model has no other negatives",
-            allowed="allowed: 1 or more; the number of items or more takes all of them",
+            "data.uniform_negatives is 0, but the model needs drawn negatives",
+            allowed="allowed: 1 or more; the number of items or more draws all items",
             fix="--set data.uniform_negatives=1024",
         )
     if data.max_length < model.least_max_length:

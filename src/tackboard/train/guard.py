@@ -1,9 +1,9 @@
 """Defines the guard of a run, which detects bad losses and gradients, and remembers the data to skip.
 
-A non-finite loss is caught before `backward`. No parameter has moved yet, and the step's data is skipped. A non-finite
-or spiking dense gradient is caught after `backward`, when the tables have moved already. So the run goes back to its
-last checkpoint and skips that step's data. If more than `max_bad_steps` of `window` steps are bad, the run has diverged
-and ends.
+A non-finite loss is caught before `backward`. No parameter has moved yet, and the step's data is skipped. A model with
+other state, such as streaming frequencies, also goes back to the last checkpoint. A non-finite or spiking dense
+gradient is caught after `backward`, when the tables have moved already. So the run goes back to its last checkpoint and
+skips that step's data. If more than `max_bad_steps` of `window` steps are bad, the run has diverged and ends.
 
 A checkpoint carries the guard's state, so a resumed run decides as an uninterrupted run would.
 """

@@ -2,7 +2,7 @@
 
 A table's gradient touches few rows. The table is updated as soon as autograd has the gradient, and the gradient is
 dropped, so memory never holds a second table. The price is that a table update cannot be undone if the dense gradient
-turns out bad; guard.py rolls back to a checkpoint instead. Row-wise Adagrad keeps one number per row, the running sum
+turns out bad; the trainer then goes back to a checkpoint. Row-wise Adagrad keeps one number per row, the running sum
 of the mean squared gradient. So its state has only 1/dim of the table's size.
 
 A half-precision table is updated in fp32 and rounded stochastically. The gap between two half-precision numbers is
@@ -45,7 +45,7 @@ class OptimizerConfig:
     schedule_steps: int = 0
     """Step at which the cosine ends; the rate is constant afterwards. 0 takes training.steps."""
     multipliers: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Factors of the learning rates by prefix of parameter names, such as {"pinfm.": 0.1}. The longest matching prefix
+    """Factors of the learning rates, by prefix of parameter names, such as {"pinfm.": 0.1}. The longest matching prefix
     counts. 0 freezes parameters. Modules whose parameters are all frozen have no dropout."""
     clip_norm: float = 1.0
     """Largest global norm of the dense gradient."""

@@ -58,8 +58,8 @@ def find_unfinished(runs: Path, config: RunConfig) -> tuple[RunDirectory | None,
         changed = changed_settings(run.config, config)
         if not changed:
             return run, f"resuming {run.path}"
-        passed_over = passed_over or f" ({path} is unfinished, but has another {', '.join(changed)[:120]})"
-    return None, f"nothing to resume in {runs} with these settings{passed_over}: a new run"
+        passed_over = passed_over or f" ({path} is unfinished, but differs in {', '.join(changed)[:120]})"
+    return None, f"nothing to resume in {runs} with these settings{passed_over}: starting a new run"
 
 
 def _leaves(value: Any, path: str = "") -> dict[str, Any]:

@@ -3,8 +3,8 @@
 The trainer knows numbered steps, `model.loss(batch)` and the number of tokens of a batch; only the data config and the
 model know what a batch contains. A step reads the batch of a numbered data step and computes the loss. If the loss is
 not finite, the step ends there. Otherwise backward runs and moves the tables. If the dense gradient is bad, then the
-run rolls back; otherwise the dense parameters move. The state of a run is (step, next data step, parameters, optimiser
-sums, the guard's state, the judgements) and nothing else: the order of the data and dropout are functions of the seed
+run rolls back; otherwise the dense parameters move. The state of a run is (step, next data step, parameters, buffers,
+optimiser state, guard state, judgements) and nothing else: the order of the data and dropout are functions of the seed
 and the step. So a killed and resumed run ends in the same bits. A judgement (the loss on held-out users) is made before
 the checkpoint of its step. The checkpoint stores the judgement, so no judgement is lost or made twice.
 """
@@ -50,7 +50,7 @@ from tackboard.train.start import take_parameters
 from tackboard.train.validation import Validation, mean_loss
 
 ORDER_VERSION = 2
-"""Version of the order of data. Version 1 had no windows, so both differ only for datasets of several windows."""
+"""Version of the order of data. Version 1 had no windows, so 1 and 2 differ only for datasets of several windows."""
 
 
 class _StopNow(BaseException):
@@ -222,7 +222,7 @@ class Trainer:
             module.eval()
         share = self.optimizers.prepare(self.step)
         if not batch.has_targets():
-            self.data_step = data_step + 1  # This batch teaches nothing: continue after it.
+            self.data_step = data_step + 1  # This batch has no targets: continue after it.
             return False
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_half):
             output = self.model.loss(batch)

@@ -69,6 +69,6 @@ def mean_loss(model: Any, judges: NumberedSteps[Any], device: torch.device, max_
             weight += size
     if not weight:
         raise DataError(
-            "the users of data.validation_share have no event or label to judge by", fix="raise data.validation_share"
+            "the users of data.validation_share have no event or label to predict", fix="raise data.validation_share"
         )
     return total / weight

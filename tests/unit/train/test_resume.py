@@ -213,7 +213,7 @@ def test_the_newest_unfinished_run_of_this_config_is_found(tmp_path: Path, tiny_
     nothing, sentence = find_unfinished(tmp_path, tiny_config("seed=5"))
     assert nothing is None
     assert "2024-01-03_tiny" in sentence  # the newest that is unfinished is named, with what differs
-    assert "has another seed" in sentence
+    assert "differs in seed" in sentence
 
 
 def test_a_run_on_a_named_snapshot_stays_on_it() -> None:
