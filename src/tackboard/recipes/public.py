@@ -20,7 +20,7 @@ from tackboard.train.optimizers import OptimizerConfig
 
 
 def ml_1m() -> RunConfig:
-    """MovieLens-1M: a million ratings as actions. All films are drawn as negatives. The model reads the request time."""
+    """MovieLens-1M: a million ratings as actions. All films are drawn as negatives; the request time is read."""
     return RunConfig(
         name="ml-1m",
         data=DataConfig(dataset="datasets/ml-1m", max_length=200, tokens_per_step=16_384, uniform_negatives=3_883),
