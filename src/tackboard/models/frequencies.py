@@ -15,7 +15,7 @@ equal.
 Decided, because the publication does not say:
 - The interval is averaged, not its inverse, because the loss multiplies by the interval, and the mean interval is
   unbiased.
-- The first averages are plain means: the share of a new observation is 1/n until 1/n falls to `rate`. The first
+- The first averages are plain means: the n-th observation has a share of 1/n until 1/n falls to `rate`. The first
   interval is counted from the beginning of training, because this interval has the same distribution as all others.
 - An item that was not seen for longer than its interval is treated as if it were seen now. So the estimate of an item
   that is no longer popular falls, and an item that was never seen counts as if it were seen once in all steps.

@@ -224,8 +224,8 @@ class SequentialModel(RetrievalModel):
         self.request_times: nn.Embedding | None = None
         if config.request_place != "none":
             self.request_times = nn.Embedding(config.num_time_buckets, width)
-        # Items and positions begin as in the public code. The embeddings that we added begin small, because with the
-        # std of positions they outweighed the items.
+        # Items and positions are initialised as in the public code. The embeddings that we added start small, because
+        # with the std of positions they outweighed the items.
         stds = {self.items: config.tables.init_std, self.positions: width**-0.5}
         for embedding in (self.items, self.positions, self.actions, self.time_gaps, self.request_times):
             if embedding is not None:

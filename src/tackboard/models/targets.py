@@ -7,7 +7,7 @@ event. The token before an event has seen all earlier events and nothing of this
     tokens       ▷    a    b    c    d
     next          ▷→a  a→b  b→c  c→d                    each positive event, from the token before it
     multi, 3      ▷→b  ▷→c  a→c  a→d  b→d               and from the tokens up to two places further back
-    future, 2    a→b  a→c                               with anchor 1: the next 2 events, from the token of event 1
+    future, 2    a→b  a→c                               with anchor 1: the next 2 events, from the token after 1 event
 
 Multi-token pairs look past the next event, so that a vector says what a user will want, not only what comes next. There
 are many multi-token pairs, and a random share of them is enough. Future-token pairs use only one token per row. This

@@ -7,11 +7,11 @@
     own         which of a user's own positives may be negatives for the same user: none, later positives, or all
     positives   which actions the loss predicts, on a dataset with several actions
 
-The base on MovieLens-1M is the recipe of the dataset (recipes/public.py), with width 64, two GPT layers as published
-and about 20 passes over the events. As published, a user's own positives are never negatives for the same user. The
-base on Deskdrop is the recipe of that dataset with width 64 and two layers. Neither base reads the request time. The
-small base shows the effect of a change at a tenth of the cost of the full recipe. `tackboard bench quality --study
-ablations` runs all recipes and compares the direction of each effect with the published direction.
+The base on MovieLens-1M is the recipe of the dataset (recipes/public.py), with width 64, two layers of the published
+kind (GPT) and about 20 passes over the events. As published, a user's own positives are never negatives for the same
+user. The base on Deskdrop is the recipe of that dataset, which has width 64 and two layers. Neither base reads the
+request time. A small base shows the effect of a change at a tenth of the cost of the full recipe. `tackboard bench
+quality --study ablations` runs all recipes and compares the direction of each effect with the published direction.
 
 Decided: losses are added with weight 1, which is how we understand the publication. The length of the multi-token
 window (8 events) and the number of events that a downstream task reads (100) are our choices, because the publication
