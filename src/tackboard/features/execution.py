@@ -126,7 +126,7 @@ class Program:
             num_values = int(column.mask.sum())
             allowed = f"{'-∞' if low is None else low} to {'∞' if high is None else high}"
             raise DataError(
-                f"{self.plan.describe_source(index)} has the value {column.values[outside][0]}; {int(outside.sum())} "
+                f"{self.plan.describe_source(index)} is {column.values[outside][0]}; {int(outside.sum())} "
                 f"of {num_values} values are out of range",
                 allowed=f"declared range: {allowed}",
                 fix="correct the data, or declare another range",

@@ -150,7 +150,7 @@ def check_finite(features: FeatureSet, columns: Mapping[str, Column]) -> None:
             good = np.isfinite(column.values.astype(np.float32))
         if not good.all():
             raise DataError(
-                f"feature {feature.name} ({feature.place}) holds {column.values[~good][0]}; {int((~good).sum()):,} "
+                f"feature {feature.name} ({feature.place}) is {column.values[~good][0]}; {int((~good).sum()):,} "
                 f"of {good.size:,} values are not finite in 32 bits",
                 allowed="allowed: finite 32-bit numbers; check that the time of the request is in ms",
                 fix="replace such values: .finite().fill_missing(0.0)",
