@@ -210,7 +210,7 @@ def test_a_value_out_of_range_is_told_without_its_user(world: World, tmp_path: P
     source = FEATURES.replace("someone=user.id.bucket_hash(7)", "age=user.age")
     (tmp_path / "own.py").write_text(source)
     answer = other.run("features", "check", "own.py", "--data", "datasets/private", code=3)
-    assert "is -5 in 1 of" in answer.err
+    assert "is -5; 1 of" in answer.err
     other.run("features", "backfill", "own.py", "--data", "datasets/private", code=3)
 
 

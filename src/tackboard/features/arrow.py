@@ -2,7 +2,7 @@
 
 int64, float64, time, vector and list columns share their memory with Arrow in both directions. Bools are copied,
 because Arrow packs eight bools into a byte. Columns with missing values are copied, because Arrow packs the mask of
-missing values in the same way.
+missing values in the same way. The strings of a dictionary are always copied.
 """
 
 from __future__ import annotations

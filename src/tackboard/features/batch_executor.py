@@ -1,8 +1,8 @@
 """The batch executor computes the features of many requests and their candidates from stored data.
 
 Requests may be given in any order. The executor computes them user after user, in chunks that bound memory, and returns
-the results in the given order. A request is never split between chunks. The chunk in which a request is computed does
-not change its values.
+the results in the given order. A request is never split between chunks. The values of a request do not
+depend on the chunk in which it is computed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RequestRows:
             fits = rises and (count == 0 or (of[0] >= 0 and of[-1] < len(self.user_ids)))
         if not fits:
             raise UsageError(
-                "candidates do not fit their requests", allowed="request_of rises, one entry per candidate"
+                "candidates do not fit their requests", allowed="give request_of in ascending order, one per candidate"
             )
 
     def candidate_counts(self) -> Positions:

@@ -151,14 +151,14 @@ def sequence_column(lengths: NDArray[np.int64], **columns: Column) -> Column:
 
 
 def offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the start of each run, and the end of the last run. Runs have the given lengths and lie end to end."""
+    """Returns the start of each list and the end of the last list, for lists of these lengths that lie end to end."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
 def ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the indices start, start + 1, …, start + length - 1 of every run, concatenated."""
+    """Returns the indices start, start + 1, …, start + length - 1 of every (start, length), concatenated."""
     if len(starts) == 1:
         return np.arange(starts[0], starts[0] + lengths[0], dtype=np.int64)
     before = np.cumsum(lengths) - lengths

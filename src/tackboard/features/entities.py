@@ -197,13 +197,13 @@ class Events(Entity):
         """Returns the number of events."""
         return Expression("count", (self._view,))
 
-    last = _aggregate("last", "The column of the last event.")
+    last = _aggregate("last", "The value of the column in the last event.")
     distinct = _aggregate("count_distinct", "The number of distinct values in the column.")
     sum = _aggregate("sum", "The sum of the column.")
     mean = _aggregate("mean", "The mean of the column.")
     max = _aggregate("max", "The largest value of the column.")
     min = _aggregate("min", "The smallest value of the column.")
-    collect = _aggregate("collect", "The column of all the events, oldest first.")
+    collect = _aggregate("collect", "The values of the column in all the events, oldest first.")
 
     def decayed_sum(self, column: Any, *, half_life: Duration) -> Expression:
         """Returns the weighted sum of the column. The weight of an event halves each time it gets `half_life` older."""

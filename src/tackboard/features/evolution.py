@@ -1,9 +1,9 @@
 """Lists the changes between two versions of a feature set, and tells which changes need a new version number.
 
-A model or a file of stored values knows a feature by its name, so the name must keep its meaning. Without a new version
-of the set, a feature may be added, described in other words or moved to another line, and a declared range may be
-widened, because everything that was valid stays valid. Removing a feature, changing its type or its computation,
-narrowing a range and renaming the set need a higher version.
+A model or a file of stored values knows a feature by its name, so the name must keep its meaning. Adding a feature,
+describing it in other words, moving it to another line and widening a declared range need no new version of the set,
+because everything that was valid stays valid. Removing a feature, changing its type or its computation, narrowing a
+range and renaming the set need a higher version.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def sentences(changes: Sequence[FeatureChange]) -> list[str]:
 
 
 def compare(old: FeatureSet, new: FeatureSet) -> list[FeatureChange]:
-    """Returns every change from `old` to `new`: first a new name of the set, then removed features, then all else."""
+    """Returns every change from `old` to `new`: first a new name of the set, then removed features, then the rest."""
     changes = []
     if new.name != old.name:
         changes.append(FeatureChange("", "", f"the set {old.name} is now called {new.name}", needs_version=True))
@@ -71,7 +71,7 @@ def check_evolution(old: FeatureSet, new: FeatureSet) -> list[FeatureChange]:
     if new.version < old.version:
         raise UsageError(
             f"feature set {new.name} has version {new.version}, after version {old.version}",
-            allowed=f"allowed: {old.version}, or more where the set changed",
+            allowed=f"allowed: {old.version}, or a higher version if the set changed",
         )
     breaking = [change for change in changes if change.needs_version]
     if breaking and new.version == old.version:
@@ -79,7 +79,7 @@ def check_evolution(old: FeatureSet, new: FeatureSet) -> list[FeatureChange]:
         raise UsageError(
             f"{breaking[0].sentence}{more}",
             allowed=f"that needs a new version of feature set {new.name}",
-            fix=f"write version={old.version + 1}, or give the new feature a name of its own",
+            fix=f"write version={old.version + 1}, or give the changed feature a new name",
         )
     return changes
 

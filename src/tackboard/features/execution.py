@@ -1,9 +1,9 @@
 """Computes a plan from the inputs in a frame (see frame.py). Both executors use this code.
 
 A loop goes through the nodes in order and calls the kernel of each operator. If a kernel combines values of requests
-with values of candidates, the value of a request is repeated for each of its candidates. In a batch this is done by
-indexing, for a single request by NumPy's broadcasting. Both ways give the same bits, because kernels compute every row
-from that row alone.
+with values of candidates, the value of a request is repeated for each of its candidates. A batch does this by
+indexing. A single request uses NumPy's broadcasting if the kernel supports it. Both ways give the same bits, because
+kernels compute every row from that row alone.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ class Program:
             num_values = int(column.mask.sum())
             allowed = f"{'-∞' if low is None else low} to {'∞' if high is None else high}"
             raise DataError(
-                f"{self.plan.describe_source(index)} is {column.values[outside][0]} in {int(outside.sum())} of "
-                f"{num_values} values",
+                f"{self.plan.describe_source(index)} is {column.values[outside][0]}; {int(outside.sum())} "
+                f"of {num_values} values are out of range",
                 allowed=f"declared range: {allowed}",
                 fix="correct the data, or declare another range",
             )

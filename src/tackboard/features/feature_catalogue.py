@@ -23,12 +23,12 @@ from tackboard.report.svg import MatrixRow, matrix
 
 OWNERS = ("user", "request", "context", "events", "item")
 WORTH_SHOWING = 24
-"""Largest number of names in one table cell. If there are more, the cell ends with the number of names left out."""
+"""Largest number of features in one table cell. If there are more, the cell ends with the number left out."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelUse:
-    """Tells what a model uses. `reads` lists features and columns (`hour`, `history.item`)."""
+    """Says what a model reads. `reads` lists features and columns of features (`hour`, `history.item`)."""
 
     name: str
     where: str
@@ -86,7 +86,7 @@ class FeatureCatalogue:
         self._same = [self._compare(model) for model in models]
 
     def users_of(self, name: str) -> dict[int, bool]:
-        """Maps the position of each model that reads the feature to whether that model reads the current version."""
+        """For each model that reads the feature, maps the model's position to whether it reads the current version."""
         return {number: same[name] for number, same in enumerate(self._same) if name in same}
 
     def _compare(self, model: ModelUse) -> dict[str, bool]:
@@ -151,10 +151,10 @@ class FeatureCatalogue:
             [source.name for source in self.sources],
             [model.name for model in self.models],
             title="What each feature reads and who reads it",
-            description=f"{len(rows)} features; the same is said in the tables below.",
+            description=f"{len(rows)} features; the tables below hold the same facts.",
         )
-        hollow = " A ring: the model was made with another version of the feature." if self.models else ""
-        section.chart(picture, f"Left of a feature the sources it reads, right of it the models that use it.{hollow}")
+        hollow = " A ring marks a model that was made with another version of the feature." if self.models else ""
+        section.chart(picture, f"Left of a feature are its sources, right of it the models that use it.{hollow}")
 
     def _sources(self, section: Section) -> None:
         rows = []
@@ -163,7 +163,7 @@ class FeatureCatalogue:
             users = sorted({number for name in readers for number in self.users_of(name)})
             models = tuple(self.models[number].name for number in users)
             rows.append([f"{source.name}: {source.type}", self._links(readers), models or "–", source.rule or "–"])
-        section.text("A source is a column of the data. A type with ? may be missing.")
+        section.text("A source is a column of the data. If a type ends with ?, values may be missing.")
         section.table(["source", "features that read it", "models", "declared"], rows)
 
     def _models(self, section: Section) -> None:
@@ -176,7 +176,7 @@ class FeatureCatalogue:
             rows.append([model.name, model.where, reads, self._links(other), elsewhere or "–"])
             if not model.reads:
                 section.text(f"{model.name} ({model.where}) does not say what it reads.")
-        section.table(["model", "where", "reads", "reads another version of", "reads, not of this set"], rows)
+        section.table(["model", "where", "reads", "reads another version of", "reads from outside this set"], rows)
 
     def _links(self, names: Sequence[str]) -> tuple[Link | str, ...] | str:
         shown: list[Link | str] = [Link(name, self.anchors[name]) for name in names[:WORTH_SHOWING]]

@@ -1,4 +1,4 @@
-"""Folding computes expressions that depend only on an entity's attributes once per entity instead of once per row.
+"""Folding computes an expression once per entity, not once per row, if it depends only on the entity's attributes.
 
 For example, the lower-case title of an item and the logarithm of its price are the same in every request. `fold`
 computes such expressions for the whole table of items (or users). It returns a plan that reads the computed values as
@@ -166,10 +166,10 @@ def _own(plan: Plan, entity: str, table: EntityTable) -> list[bool]:
 
 
 def _with_parts(plan: Plan, own: list[bool]) -> Plan:
-    """Splits mixed `cross` and `cosine` nodes, so that a part of their work can be computed ahead of time.
+    """Splits some `cross` and `cosine` nodes, so that a part of their work can be computed ahead of time.
 
-    A node is mixed if some of its inputs depend only on the entity and others do not. The hash of a string (for
-    `cross`) and the squared length of a vector (for `cosine`) become separate nodes. The results keep their bits.
+    These are `cross` nodes that do not depend only on the entity, and `cosine` nodes with exactly one input that does.
+    The hash of a string (`cross`) and the squared length of a vector (`cosine`) become nodes. Results keep their bits.
     """
     nodes: list[Node] = []
     place: list[int] = []

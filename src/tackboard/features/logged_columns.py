@@ -36,7 +36,7 @@ def decode_array(data: Mapping[str, Any], dtype: Any) -> NDArray[Any]:
     """Returns the flat array that `encode_array` wrote. Raises CorruptFileError if the array has another dtype."""
     wanted = np.dtype(dtype).newbyteorder("<")
     if data.get("dtype") != wanted.str:
-        raise CorruptFileError(f"an array of {str(data.get('dtype'))[:16]!r} is not an array of {wanted.str}")
+        raise CorruptFileError(f"an array has dtype {str(data.get('dtype'))[:16]!r}, not {wanted.str}")
     return _from_base64(data.get("values"), wanted).astype(dtype, copy=False)
 
 
@@ -167,6 +167,6 @@ def _from_base64(text: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
     except (TypeError, ValueError, binascii.Error):
         raise CorruptFileError("an array is not base64") from None
     if len(raw) % dtype.itemsize:
-        raise CorruptFileError("an array ends within a value")
+        raise CorruptFileError("an array ends in the middle of a value")
     # The array is copied, because an array over `bytes` is read-only, and kernels may expect writable arrays.
     return np.frombuffer(raw, dtype=dtype).copy()

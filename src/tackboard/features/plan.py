@@ -36,11 +36,11 @@ COMES_FROM = {
     "item": "attributes of items come with `tackboard init --items FILE`",
     "user": "attributes of users come with `tackboard init --users FILE`",
     "event": "fields of events come with `tackboard init --field {}=COLUMN`",
-    "context": "what the caller says comes with `tackboard init --context COLUMN`, a column of JSON objects",
+    "context": "values of the context come with `tackboard init --context COLUMN`, a column of JSON objects",
 }
 LOOKS_AHEAD = {
-    "allowed": "it is counted over the whole log, a part of which comes after the request",
-    "fix": "count what was received before: events.count(), events.last(events.time)",
+    "allowed": "it is computed over the whole log, part of which comes after the request",
+    "fix": "use what was received before: events.count(), events.last(events.time)",
 }
 kernels.load()
 
@@ -372,7 +372,7 @@ class Compiler:
         except RecursionError:
             raise SpecError(
                 f"feature {name} ({expression.place}) is nested too deeply",
-                fix="make parts of it features of their own",
+                fix="define parts of it as separate features",
             ) from None
         self._path.pop()
         node = self._builder.nodes[index]
@@ -502,7 +502,7 @@ def _constant_type(value: Any) -> FeatureType:
     if isinstance(value, float):
         if not math.isfinite(value):
             raise TypeClash(
-                f"{value} is not a finite number", allowed="give a finite number, or leave missing to .fill_missing(…)"
+                f"{value} is not a finite number", allowed="give a finite number; missing values need .fill_missing(…)"
             )
         return FLOAT
     if isinstance(value, str):
@@ -529,7 +529,7 @@ def _source(params: Mapping[str, Any], place: CodePlace) -> Node:
     if column in FUTURE:
         raise TypeClash(f"{spelt} looks into the future", **LOOKS_AHEAD)
     if BUILT_IN[entity].get(column, type_) != type_:
-        raise TypeClash(f"{spelt} is {BUILT_IN[entity][column]}, declared {type_}", fix="remove the declaration")
+        raise TypeClash(f"{spelt} is {BUILT_IN[entity][column]}, but declared as {type_}", fix="remove the declaration")
     if type_.kind in ("sequence", "view") or (type_.kind == "vector" and not 1 <= type_.width <= 65_536):
         raise TypeClash(f"a column cannot be {type_}")
     for bound in ("minimum", "maximum"):

@@ -1,8 +1,8 @@
 """Writes the reference of the operators in Markdown (docs/features.md), and computes the result of every example.
 
 Every part of the reference that could differ from the code is generated. The description of an operator is the
-docstring of its kernel. Its types are found by calling its type rule with every type. The batch executor computes the
-results of the examples. The code of an example is read by a small interpreter and never run as Python.
+docstring of its kernel. Its types are found by calling its type rule with the types in PROBES. The batch executor
+computes the results of the examples. The code of an example is read by a small interpreter and never run as Python.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def run_example(example: Example) -> list[Any]:
 
 
 def read_example(example: Example) -> Expression:
-    """Returns the example's code as an expression. The example's inputs become attributes of the candidate."""
+    """Returns the example's code as an expression. The input columns become attributes of the candidate."""
     names: dict[str, Any] = {name: getattr(language, name) for name in language.__all__ if name[0].islower()}
     names |= {"events": language.Events(), "request": language.Request(), "float": float}
     for name, (type_, _) in _columns(example).items():
@@ -153,7 +153,7 @@ def _columns(example: Example) -> dict[str, Any]:
 
 
 def _data(example: Example) -> tuple[EventTable | None, EntityTable, RequestRows]:
-    """Returns (events, items, rows): one request, with the example's inputs as attributes of the candidates."""
+    """Returns (events, items, rows) of one request. The example's input columns are attributes of the candidates."""
     columns = {name: Column.of(parse_type(type_), values) for name, (type_, values) in _columns(example).items()}
     item_ids = np.arange(max((len(column) for column in columns.values()), default=1), dtype=np.int64)
     moment = np.array([example.inputs.get("request_ms", 0)], dtype=np.int64)
@@ -203,7 +203,7 @@ def _show(value: Any) -> str:
 
 
 def types_of(operator: Operator) -> str:
-    """Returns an operator's types as text, such as `number, number → int or float`. Calls its rule with all types."""
+    """Returns an operator's types as text, such as `number, number → int or float`. Tries the types in PROBES."""
     taken: list[dict[str, None]] = []
     given: dict[str, None] = {}
     chooses = operator.family in ABOUT_EVENTS and operator.name != "sequence"
@@ -228,8 +228,8 @@ def types_of(operator: Operator) -> str:
 def _calls(operator: Operator) -> Iterable[tuple[int, dict[str, Any]]]:
     """Returns the calls that `types_of` tries, as (number of inputs, parameters).
 
-    These are the calls in the examples, and copies of the first call in which a constant of CONSTANTS replaces the
-    parameter `value` or `values`.
+    These are the calls in the examples. If the first call has a parameter `value` or `values`, that call is also tried
+    with each constant of CONSTANTS in place of this parameter.
     """
     seen = []
     for example in operator.examples:

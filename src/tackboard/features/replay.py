@@ -8,8 +8,8 @@ request. The result is compared bit for bit with the served features. A differen
     attributes  The feature reads attributes of the user or item, and the dataset has none for the request's time.
     skew        Any other difference. Serving and training compute different values.
 
-Decided: requests with late events are listed even if no feature differs. In that case the served features are right,
-and the list explains why the dataset now holds more events before the request than the server saw. Requests of users
+Decided: requests with late events are reported even if no feature differs. In that case the served features are right,
+and the report explains why the dataset now holds more events before the request than the server saw. Requests of users
 who are not in the dataset are counted, but not compared. If no request could be compared, replay ends with an error.
 """
 
@@ -50,7 +50,7 @@ HIDDEN = "(computed from the user's id: not shown)"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SkewExample:
-    """A served and a recomputed value that differ. `item` is the candidate's id, or None for a feature per request."""
+    """A served and a recomputed value that differ. `item` is the candidate's id, or None if compared per request."""
 
     reason: str
     served: str
@@ -62,7 +62,7 @@ class SkewExample:
 
 @dataclasses.dataclass(kw_only=True)
 class FeatureResult:
-    """The result of the comparison of one feature."""
+    """The result of comparing one feature."""
 
     compared: int = 0
     mismatches: dict[str, int] = dataclasses.field(default_factory=lambda: {SKEW: 0, LATE: 0, ATTRIBUTES: 0})
@@ -126,7 +126,7 @@ class ReplayReport:
             f"{self.num_requests:,} requests in {self.num_files} files, feature set {', '.join(self.feature_sets)}",
             f"{self.num_compared:,} requests compared, {self.num_values:,} values, {self.num_mismatches:,} differ",
         ]
-        lines += [f"{name}: its last line was cut short, as when the server is killed" for name in self.torn_files]
+        lines += [f"{name}: its last line was cut short, usually by a killed server" for name in self.torn_files]
         if self.num_unknown_users:
             lines.append(f"{self.num_unknown_users:,} requests not compared: the dataset does not know their users")
         if self.num_without_attributes:
@@ -166,8 +166,8 @@ def replay(
             report.torn_files.append(str(file.path))
     if report.num_requests and not report.num_compared:
         raise DataError(
-            f"not one of {report.num_requests:,} requests could be compared: the dataset knows none of their users",
-            fix="give the dataset that the log's users are in",
+            f"none of the {report.num_requests:,} requests could be compared: the dataset knows none of their users",
+            fix="give the dataset that holds the log's users",
         )
     if not report.num_requests:
         raise DataError(f"{log} holds no complete record", fix="wait until the server has logged a request")
@@ -386,7 +386,7 @@ def _groups(
 
 
 def _absent_columns(dataset: Dataset, plan: Plan) -> dict[str, str]:
-    """Finds the features that read a column that is not in the dataset. Maps each feature to the absent column."""
+    """Finds the features that read a column that the dataset lacks. Maps each of them to its first absent column."""
     stored: dict[str, set[str]] = {"event": {*EVENT_COLUMNS, *dataset.fields}}
     for entity in ("user", "item"):
         history, newest = dataset.path / f"{entity}_history.parquet", dataset.path / f"{entity}s.parquet"
@@ -422,7 +422,7 @@ def _events_of(events: EventTable, user_ids: Positions) -> EventTable:
 
 
 def _with_late(events: EventTable) -> EventTable:
-    """Returns the same events, but as if each event had been received when it happened."""
+    """Returns the same events as if no event had been received later than it happened."""
     return dataclasses.replace(events, received=np.minimum(events.received, events.times))
 
 

@@ -1,8 +1,8 @@
-"""Writes a node of a plan as text in the feature language. `features docs` shows this text as a feature's transform.
+"""Writes a node of a plan as text in the feature language. `features docs` shows this text for every feature.
 
 If the text is read as Python, it compiles to a node with the same hash. Another feature of the set is written as
 `feature("name")`. A node that is used more than once gets a name and a separate line, so the text never grows faster
-than the plan. The notation of an operator comes from its `spelling` in the registry, so this module lists no operators.
+than the plan. The notation of operators comes from `spelling` in the registry, so this module has no list of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tackboard.features.operators import REGISTRY, Operator
 from tackboard.features.plan import Plan
 
 WIDTH = 100
-"""Largest number of characters in a line. If a call is longer, each of its inputs is written on a separate line."""
+"""If a call has several inputs and a line of it would be longer than this, each input gets a separate line."""
 DURATIONS = (("days", 86_400_000), ("hours", 3_600_000), ("minutes", 60_000), ("seconds", 1000), ("milliseconds", 1))
 COMPARISON, OR, AND, SUM, PRODUCT, SIGN, CALL = range(7)
 MAX_DEPTH = 40
@@ -32,7 +32,7 @@ _CALL = re.compile(r"(?:(\w+)\.)?(\w+)\((.*)\)")
 
 
 def spell(plan: Plan, name: str) -> str:
-    """Returns one feature as text: a line for each part that is used repeatedly, then the feature's expression."""
+    """Returns one feature as text: a line for each part that has a name, then the feature's expression."""
     others: dict[int, str] = {}
     for other, index in plan.features.items():
         if other != name and index != plan.features[name] and plan.nodes[index].op not in ("source", "constant"):
@@ -140,7 +140,7 @@ class _Speller:
 
 
 def _params(spelt: str, operator: Operator, params: Mapping[str, Any]) -> list[str]:
-    """Returns the parameters in the kernel's order. If the spelling writes a parameter with `=`, it gets a keyword."""
+    """Returns the parameters in the kernel's order. A parameter that the spelling writes with `=` gets its keyword."""
     keywords = [name.split("=")[0].strip() for name in spelt.split(",") if "=" in name]
     texts = []
     for name in inspect.signature(operator.kernel).parameters:

@@ -1,9 +1,9 @@
 """The standard features, which every sequence model can read. They are defined in the feature language.
 
 `history` is the sequence of the user's newest events. It has the columns item, time, action, surface and gap, and a
-model may read only some of them. An action or a surface is stored as its position in the vocabulary. The gap is a
-bucket of the time since the previous event. `since_last` is the number of seconds from the newest event to the request.
-Users of tackboard may write a feature set that defines another `history` and adds features.
+model may read only some of them. An action or a surface is its position in the vocabulary, counted from 1; an
+unknown action or surface is 0. The gap is the bucket of the time since the previous event. `since_last` is the number
+of seconds from the newest event to the request. A user's own feature set may define another `history` and add features.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def check_readable(features: FeatureSet, max_history: int, *, of_requests: bool 
 
     Besides the history, a model trained on histories reads only numbers, one per request. A model trained on requests
     (`of_requests`) reads features of the request or of its candidates, of every type except text and sequence. The
-    history must hold the items of the newest `max_history` events, without a filter, because training on histories
-    predicts an item from the events before it, and training on requests reads the events received before each request.
+    history must hold the items of the newest `max_history` events, without a filter. Training relies on this: it
+    predicts an item from the events before it, or reads the events that were received before each request.
     """
     for feature in features.features():
         node = features.plan.nodes[features.plan.features[feature.name]]
@@ -150,9 +150,9 @@ def check_finite(features: FeatureSet, columns: Mapping[str, Column]) -> None:
             good = np.isfinite(column.values.astype(np.float32))
         if not good.all():
             raise DataError(
-                f"feature {feature.name} ({feature.place}) is {column.values[~good][0]} in {int((~good).sum()):,} of "
-                f"{good.size:,} values",
-                allowed="allowed: finite numbers of 32 bits; is the time of the request in ms?",
+                f"feature {feature.name} ({feature.place}) is {column.values[~good][0]}; {int((~good).sum()):,} "
+                f"of {good.size:,} values are not finite in 32 bits",
+                allowed="allowed: finite 32-bit numbers; check that the time of the request is in ms",
                 fix="replace such values: .finite().fill_missing(0.0)",
             )
 

@@ -65,7 +65,7 @@ def test_data_that_fits(rich_dataset: Path) -> None:
         (User(country=Float()).country, "user.country is"),
         (last("dwell_ms", Bool()), "events.dwell_ms is int64"),
         (Context(slot=String()).slot, "context.slot is"),
-        (Item(price=Float(minimum=0.5)).price, "item.price is 0.0 in 1 of 5 values"),
+        (Item(price=Float(minimum=0.5)).price, "item.price is 0.0; 1 of 5 values"),
         (last("dwell_ms", Int(maximum=4000)), "events.dwell_ms is "),
         (Context(slot=Int(maximum=1)).slot, "context.slot is "),
     ],
@@ -100,5 +100,5 @@ def test_every_row_group_is_looked_at(
     dwell = [0] * 63
     dwell[-1] = -5
     path = make_rich_dataset(tmp_path, dwell_ms=pa.array(dwell, pa.int64()))
-    with pytest.raises(DataError, match=r"events\.dwell_ms is -5 in 1 of"):
+    with pytest.raises(DataError, match=r"events\.dwell_ms is -5; 1 of"):
         check_data(GOOD, open_dataset(path))

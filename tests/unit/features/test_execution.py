@@ -133,10 +133,10 @@ def test_a_source_that_the_data_does_not_have_names_feature_and_line() -> None:
 @pytest.mark.parametrize(
     ("expression", "values", "message", "allowed"),
     [
-        (item.price, [5.0, -1.0, None], "item.price is -1.0 in 1 of 2 values", "declared range: 0 to 100"),
-        (item.price, [101.0, -1.0, 7.0], "is 101.0 in 2 of 3 values", "declared range: 0 to 100"),
-        (item.price, [float("inf"), 0.0, 0.0], "is inf in 1 of 3 values", "declared range: 0 to 100"),
-        (item.stock, [10, 2**63 - 1, 0], "item.stock is 10 in 2 of 3 values", "declared range: -∞ to 9"),
+        (item.price, [5.0, -1.0, None], "item.price is -1.0; 1 of 2 values", "declared range: 0 to 100"),
+        (item.price, [101.0, -1.0, 7.0], "is 101.0; 2 of 3 values", "declared range: 0 to 100"),
+        (item.price, [float("inf"), 0.0, 0.0], "is inf; 1 of 3 values", "declared range: 0 to 100"),
+        (item.stock, [10, 2**63 - 1, 0], "item.stock is 10; 2 of 3 values", "declared range: -∞ to 9"),
     ],
 )
 def test_a_value_outside_its_declared_range(

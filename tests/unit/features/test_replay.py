@@ -299,7 +299,7 @@ def test_users_that_the_dataset_does_not_know_are_counted(tmp_path: Path) -> Non
 def test_nothing_compared_is_no_success(tmp_path: Path) -> None:
     others = [dataclasses.replace(event, user=event.user + 1000) for event in all_events()]
     serve(tmp_path / "served", feature_set(), all_events())
-    with pytest.raises(DataError, match="not one of 24 requests could be compared"):
+    with pytest.raises(DataError, match="none of the 24 requests could be compared"):
         replay(tmp_path / "served", store(tmp_path / "other", others, attributes=False), KEY)
     (path,) = (tmp_path / "served").iterdir()
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])

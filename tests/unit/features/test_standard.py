@@ -308,5 +308,5 @@ def test_a_number_that_is_not_finite_names_its_feature_and_line(wrong: float) ->
     """A loss of NaN says nothing about where it came from."""
     features = FeatureSet("own", rate=Events().count() / Events().count())
     check_finite(features, {"rate": Column.of(FLOAT, [0.0, -3e38])})
-    with pytest.raises(DataError, match=r"feature rate \(test_standard\.py:\d+\) is .* in 1 of 2 values"):
+    with pytest.raises(DataError, match=r"feature rate \(test_standard\.py:\d+\) is .*; 1 of 2 values"):
         check_finite(features, {"rate": Column.of(FLOAT, [0.5, wrong])})
