@@ -148,8 +148,8 @@ def l2_normalise(a: Column) -> Column:
 def cosine(a: Column, b: Column, *squares: Column) -> Column:
     """The cosine of the angle between two vectors of the same width; 0.0 if either is a zero vector.
 
-    Rounding may make the result exceed 1 by the last bit, but the cosine of a vector with itself is exactly 1. Missing
-    if either vector is missing.
+    Rounding may make the result exceed 1 by the last bit, but the cosine of a nonzero vector with itself is exactly 1.
+    Missing if either vector is missing.
     """
     result = np.empty(_num_rows(a, b))
     # If `b` is a column of a table, folding.py computes b.dot(b) ahead of time and passes it as `squares`. Users cannot
