@@ -242,8 +242,8 @@ class Visibility:
 
     `received` [events] holds the received time of each event. The events of owner (user) o lie from offsets[o] to
     offsets[o + 1]. If events were received in the order in which they happened, a request sees the first events of its
-    owner's range, and a binary search finds where these events end. If a request sees an event but not an earlier one,
-    which was received too late, the view's index lists the request's events one by one. Treat this object as immutable.
+    owner's range, and a binary search finds where these events end. Otherwise a request may see a later event but not
+    an earlier one. The view's index then lists the request's events one by one. Treat this object as immutable.
     """
 
     def __init__(self, received: Positions, offsets: Positions) -> None:

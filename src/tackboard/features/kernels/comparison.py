@@ -1,5 +1,6 @@
-"""Comparison, logic and choice: the compared values are of one kind, or numbers. All except `if_else` return bools.
+"""Comparison, logic and choice. All kernels except `if_else` return bools.
 
+Two values can be compared if they are of one kind or are both numbers. `==` and `!=` also compare an id with an int.
 Decided: an int is compared with a float as a float (64 bits), as NumPy does. Strings are equal if their code points
 are equal, so composed and decomposed letters differ until `.nfc()` is applied. `&` and `|` follow three-valued logic:
 `False & missing` is False. Work on strings is done once per string of the dictionary, and never on more strings than
@@ -58,8 +59,7 @@ def _is_int64(value: Any) -> bool:
 
 
 def common_type(types: tuple[FeatureType, ...], kinds: tuple[str, ...] = SCALARS) -> FeatureType:
-    """Returns the type that can hold the values of all `types`. Raises TypeClash unless all types are of one kind or
-    all are numbers."""
+    """Returns a type for the values of all `types`. Raises TypeClash unless all are of one kind or all are numbers."""
     if all(type_.with_nullable(False) == types[0].with_nullable(False) for type_ in types) and types[0].kind in kinds:
         return types[0].with_nullable(False)
     if all(type_.is_number for type_ in types):
