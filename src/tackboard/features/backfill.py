@@ -49,8 +49,8 @@ def backfill(dataset: Dataset, features: FeatureSet, *, quiet: bool = False) -> 
     """Makes a new snapshot of `dataset` with the features of every event, and points `latest` at the new snapshot.
 
     If the newest snapshot already has exactly these features, nothing is written. Raises UsageError if a change of the
-    feature set needs a new version (see evolution.py), and DataError if the set cannot read the data. If an error or a
-    kill interrupts the backfill, the old snapshot stays in use.
+    feature set needs a new version (see evolution.py), and DataError if the data do not fit the features. If an error
+    or a kill interrupts the backfill, the old snapshot stays in use.
     """
     source = dataset.path.resolve()
     check_newest(dataset)

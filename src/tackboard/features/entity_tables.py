@@ -43,7 +43,7 @@ class EventTable:
 
     @classmethod
     def from_arrow(cls, table: pa.Table, plan: Plan) -> EventTable:
-        """Reads the columns that `plan` needs from a dataset's events, sorted by user_id, time_ms and order.
+        """Reads the columns that `plan` needs from a dataset's events. `table` is sorted by user_id, time_ms and order.
 
         If `table` has no times, all times become 0, which is enough for plans that need only the order of the events.
         """
@@ -109,8 +109,8 @@ class EntityTable:
         return cls(numpy_column(table, f"{entity}_id"), columns, valid_from)
 
     def lookup(self, ids: Positions, times: Positions | None) -> Lookup:
-        """Returns a function (attribute, default) that reads the attribute of every id at the id's time in `times`. If
-        the attribute is missing, the function returns the default."""
+        """Returns a function (attribute, default) that reads the attribute of every id at the id's time in `times`. The
+        default replaces missing values."""
         places = self.places(ids, times)
         known = places >= 0
         safe, all_known = np.where(known, places, 0), bool(known.all())

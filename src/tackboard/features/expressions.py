@@ -1,7 +1,7 @@
 """This module defines the expressions that users write over entities, events and the request.
 
-An expression is a tree of operator names. Building an expression computes nothing and checks nothing. The expression
-only remembers its line in the code, so that the compiler (plan.py), which knows the feature's name, can report that
+An expression is a tree of operator names. Building an expression computes nothing and checks no types. The expression
+only remembers its line in the code. The compiler (plan.py) checks the types, and its errors name the feature and that
 line. The types and examples of the operators are in the registry (operators.py).
 """
 
@@ -156,8 +156,8 @@ class Expression:
     def __ne__(self, other: object) -> Expression:  # type: ignore[override]
         return Expression("not_equal", (self, other))
 
-    abs = _unary("absolute", "The value without its sign.")
-    floor = _unary("floor", "The largest whole number that is not larger.")
+    abs = _unary("absolute", "The absolute value.")
+    floor = _unary("floor", "The number rounded down to a whole number.")
 
     def is_in(self, values: Sequence[Any]) -> Expression:
         """Whether the value is one of `values`."""
@@ -165,7 +165,7 @@ class Expression:
 
     # Missing values.
 
-    is_missing = _unary("is_missing", "Whether there is no value.")
+    is_missing = _unary("is_missing", "Whether the value is missing.")
     finite = _unary("finite", "The value, or missing if the value is NaN or infinite.")
 
     def fill_missing(self, value: Any) -> Expression:
@@ -178,7 +178,7 @@ class Expression:
 
     # Ids.
 
-    hash_id = _unary("hash_id", "The id of a value: its hash, as everywhere in tackboard.")
+    hash_id = _unary("hash_id", "The id of a value: the hash of a string; any other value is its own id.")
 
     def bucket_hash(self, num_buckets: int, seed: int = 0) -> Expression:
         """The bucket of an id: a whole number from 0 to `num_buckets` - 1, computed with a hash."""
@@ -209,7 +209,7 @@ class Expression:
 
     # Vectors.
 
-    dot = _binary("dot", "The scalar product with another vector.")
+    dot = _binary("dot", "The dot product with another vector.")
     norm = _unary("norm", "The Euclidean length of a vector.")
     l2_normalise = _unary("l2_normalise", "The vector divided by its length.")
     cosine = _binary("cosine", "The cosine of the angle to another vector.")
@@ -221,15 +221,15 @@ class Expression:
     nfc = _unary("nfc", "The text with its accents composed (Unicode NFC).")
 
     def contains_text(self, text: str) -> Expression:
-        """Whether the text contains `text`."""
+        """Whether this text contains the constant `text`."""
         return Expression("contains_text", (self,), {"text": text})
 
     # Time.
 
-    seconds_since = _binary("seconds_since", "Seconds from another time to this one.")
+    seconds_since = _binary("seconds_since", "The seconds from another time to this time.")
 
     def hour(self, zone: str = "UTC") -> Expression:
-        """The hour of the day on the clock of `zone`, 0 to 23."""
+        """The hour of the day in the time zone `zone`, 0 to 23."""
         return Expression("hour", (self,), {"zone": zone})
 
     def weekday(self, zone: str = "UTC") -> Expression:
@@ -237,19 +237,19 @@ class Expression:
         return Expression("weekday", (self,), {"zone": zone})
 
     def minute_of_day(self, zone: str = "UTC") -> Expression:
-        """The number of minutes since midnight on the clock of `zone`."""
+        """The minutes from 00:00 to the local time in the time zone `zone`, 0 to 1439."""
         return Expression("minute_of_day", (self,), {"zone": zone})
 
     # Lists.
 
     length = _unary("length", "The number of elements of a list, or of characters of a text.")
-    distinct = _unary("distinct_list", "The elements, each once.")
-    has = _binary("has", "Whether the list holds a value.")
+    distinct = _unary("distinct_list", "The list without repetitions, in the order of first appearance.")
+    has = _binary("has", "Whether the list contains the given value.")
     overlap = _binary("overlap", "The number of distinct elements that two lists have in common.")
     sum = _unary("list_sum", "The sum of a list.")
     mean = _unary("list_mean", "The mean of a list.")
     max = _unary("list_max", "The largest element of a list.")
-    differences = _unary("differences", "Each element less the element before it; the first is 0.")
+    differences = _unary("differences", "Each element minus the element before it; 0 for the first element.")
 
     def at(self, index: int) -> Expression:
         """The element of a list, or the component of a vector, at position `index`."""
@@ -329,7 +329,7 @@ class Duration(int):
 
 
 def duration_ms(call: str, *values: Any) -> list[int]:
-    """Returns durations as numbers of ms. Raises a UsageError that names the user's line if a value is no duration."""
+    """Returns durations in ms. If a value is not a duration, raises a UsageError that names the line in user code."""
     if all(isinstance(value, Duration) for value in values):
         return [int(value) for value in values]
     given = call.format(*(f"{value!r:.40}" for value in values))

@@ -3,10 +3,10 @@
     features = FeatureSet("home", version=1, hour=request.time.hour(), clicks=events.count())
 
 features.json holds the operations of the plan, the names, types and code lines of the features, and a content hash. The
-hash covers the computation (operators, parameters, declared columns), the set's name and its version, but not how the
-code is written. For example, the names of Python variables do not change the hash. Every feature also has its own hash.
-`FeatureSet.from_json` compiles the operations again and compares the hash, so an unknown operator, a type clash and a
-changed computation raise errors.
+hash covers the computation (operators, parameters, declared columns), the names of the set and its features, and the
+version. It does not cover how the code is written, such as the names of Python variables. Every feature also has its
+own hash. `FeatureSet.from_json` compiles the operations again and compares the hash, so an unknown operator, a type
+clash and a changed computation raise errors.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
 
 @dataclasses.dataclass(frozen=True)
 class Feature:
-    """Describes one feature of a set for people. `place` is the file and the line where the feature is defined."""
+    """Describes one feature to a human reader. `place` is the file and the line where the feature is defined."""
 
     name: str
     type: FeatureType
@@ -104,8 +104,8 @@ class FeatureSet:
         return {name: self._digests[index] for name, index in self.plan.features.items()}
 
     def reads(self) -> list[str]:
-        """Returns the list `reads` of a model that reads the whole set. The list names features, but for a sequence it
-        names the columns, such as `history.item`."""
+        """Returns the list `reads` of a model that reads the whole set. The list names the features. In place of a
+        sequence, it names the columns of the sequence, such as `history.item`."""
         return [
             read
             for feature in self.features()
@@ -227,7 +227,7 @@ class FeatureSet:
             raise CorruptFileError(f"{where} is not a feature set")
         result = _make(name, version, plan, texts, declared)
         if result.hash != data.get("hash"):
-            raise CorruptFileError(f"{where} does not have the content that its hash stands for", fix="export it again")
+            raise CorruptFileError(f"the content of {where} does not match its hash", fix="export it again")
         _warn_about_databases(data, where)
         return result
 
@@ -258,7 +258,7 @@ def _some_columns(builder: PlanBuilder, index: int, name: str, columns: list[str
 
 
 def node_digests(plan: Plan) -> list[str]:
-    """Returns a hash for every node. It covers the node's operator, its parameters and the hashes of its inputs."""
+    """Returns a hash for every node. The hash covers the node's operator, parameters and the hashes of its inputs."""
     digests: list[str] = []
     for node in plan.nodes:
         content = [node.op, dict(node.params), [digests[argument] for argument in node.args]]

@@ -3,7 +3,7 @@
 With each request, the caller gives the user's history, the time and the context. Attributes of the user and of the
 candidates come from tables in memory, or from the caller. Values that do not depend on the candidate are computed once
 per request, and each kernel handles all candidates in one call. The online executor and the batch executor share the
-code in execution.py and the kernels, so they give equal bits.
+code in execution.py and the kernels, so they give the same values, bit by bit.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ class OnlineExecutor:
         item: Columns | None = None,
         context: Columns | None = None,
     ) -> dict[str, Column]:
-        """Returns all features by name. Features of candidate level have a value per candidate, others one value.
+        """Returns all features by name. A feature of candidate level has a value per candidate, others have one value.
 
-        `history` holds the columns of the user's events: `time`, and the columns that the plan reads. The events must
-        be sorted by (time, order).
+        `history` holds the columns of the user's events: the columns that the plan reads, and `time` if the plan needs
+        times. The events must be sorted by (time, order).
         """
         given = {"event": history or {}, "user": user or {}, "item": item or {}, "context": context or {}}
         times = _times(history or {}, needed=self._needs_times)

@@ -5,8 +5,8 @@
     FOLDER/features-<utc>-<pid>.jsonl    a header, then one record per request; when a file is full, a new file begins
 
 The header holds the complete features.json, so a reader needs only the log and the secret key (see `read_key`). A
-record holds the request's time, its user, its candidates (if a feature needs them), its context, and the exact value of
-every feature (of some features only a hash, see below). The log holds nothing else.
+record holds the request's time, its user, its candidates (if a feature needs them), the context that features read, and
+the exact value of every feature (for some features only a hash, see below). The log holds nothing else.
 
 Decided: the user's id, and every feature that is computed from it, are written only as keyed hashes. Anyone who has the
 key and the dataset can compute the hashes again and compare. To anyone else, the hashes tell nothing. Every line ends
@@ -103,9 +103,9 @@ class FeatureLogConfig:
     max_waiting_bytes: int = 64 << 20
     """Largest number of bytes that wait to be written. A single waiting request may have more bytes."""
     max_file_bytes: int = 64 << 20
-    """Largest size of a log file in bytes. If a record would exceed this size, a new file begins."""
+    """Largest size of a log file in bytes. If a record would make the file larger than this, a new file begins."""
     max_total_bytes: int = 4 << 30
-    """Largest total size of the folder's log files in bytes. If a record would exceed it, the record is dropped."""
+    """Largest total size of the folder's log files in bytes. A record that would exceed it is dropped."""
     flush_every_s: float = 1.0
     """Seconds after which written records are forced to disk."""
 
@@ -250,7 +250,7 @@ class FeatureLog:
         """Prints a warning once per reason, because a full disk must not fill the server's own log with warnings."""
         if reason not in self._complaints:
             self._complaints.add(reason)
-            say(f"warning: features are not logged to {self.folder}: {reason}; serving goes on and counts drops")
+            say(f"warning: features are not logged to {self.folder}: {reason}; serving goes on, and drops are counted")
 
     def _record(self, waiting: _Waiting) -> bytes:
         columns = {
@@ -278,7 +278,7 @@ class FeatureLog:
         return _sealed(self._key, header)
 
     def _append(self, line: bytes) -> None:
-        """Writes a line, all or nothing. Raises OSError if the line cannot be written."""
+        """Writes a line, all or nothing. Raises _NoRoom or OSError if the line cannot be written."""
         if self._descriptor >= 0 and self._file_bytes + len(line) > self.config.max_file_bytes:
             self._flush()
             self._close_file()
@@ -345,7 +345,7 @@ class FeatureLog:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LoggedRequest:
-    """A record of the log. `features` holds logged values by name, `digests` holds the hashes of private features."""
+    """A record of the log. `features` holds the logged values by name. `digests` holds hashes of private features."""
 
     request_ms: int
     user: bytes
@@ -383,7 +383,7 @@ class LogFile:
                 fix="use a newer tackboard",
             )
         if header.get("key") != _keyed(key, b"check", b"").hex():
-            raise DataError(f"{path} was written with another key", fix="give the key that the server had")
+            raise DataError(f"{path} was written with another key", fix="give the key that the server used")
         _check_seal(line, key, f"{path}: its header")
         self.features = FeatureSet.from_json(header.get("features"), str(path))
         if self.features.hash != header.get("hash"):
@@ -489,7 +489,7 @@ def _prepare(folder: Path) -> None:
 
 
 def _own(column: Column) -> Column:
-    """Copies every array that is a view, because a view keeps the whole request body in memory and may change later."""
+    """Copies NumPy views, because a view keeps the whole request body in memory, and the values may change later."""
     return dataclasses.replace(
         column,
         values=_owned(column.values),

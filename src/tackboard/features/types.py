@@ -21,7 +21,7 @@ KINDS = (*SCALARS, "vector", "list", "sequence", "view")
 
 @dataclasses.dataclass(frozen=True)
 class FeatureType:
-    """The type of a value. Lists have an `element` (a scalar kind), vectors a `width`, sequences `columns` (lists)."""
+    """The type of a value. `element` is the scalar kind in a list; `width` is for vectors, `columns` for sequences."""
 
     kind: str
     element: str = ""
@@ -58,7 +58,7 @@ class FeatureType:
         return FeatureType("list", element=self.kind)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain JSON, without the fields that have their default."""
+        """Returns the type as plain JSON. Fields with their default value are left out."""
         data: dict[str, Any] = {"kind": self.kind}
         if self.element:
             data["element"] = self.element
@@ -72,7 +72,7 @@ class FeatureType:
 
 
 @functools.cache
-def _with_nullable(type_: FeatureType, nullable: bool) -> FeatureType:  # noqa: FBT001 - kernels call it in every request
+def _with_nullable(type_: FeatureType, nullable: bool) -> FeatureType:  # noqa: FBT001 - kernels call it in each request
     return dataclasses.replace(type_, nullable=nullable)
 
 

@@ -9,9 +9,9 @@ The events of all users lie end to end, and the events of each user are in the o
 
 Filtering computes the new ranges with one cumulative count, a time window needs a binary search, and the newest n
 events need a subtraction. None of these operations loops over the events of each row. `bounds` cuts the index into
-segments (initially one segment per user), and `segments` holds, for each row, the segment in which its range lies, so
-that events can be grouped by a key within a segment. `requests` holds the request of each row if rows are candidates,
-and is None if rows are requests.
+segments, initially one segment per user. `segments` holds, for each row, the segment that contains the row's range.
+Segments let `group` group events by a key. `requests` holds the request of each row if rows are candidates, and is None
+if rows are requests.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class View:
 
 
 def coded(keys: Positions, wanted: Positions) -> tuple[Positions, Positions, int]:
-    """Returns (codes of `keys`, codes of `wanted`, limit). Codes are integers below the limit, in the keys' order.
+    """Returns (codes of `keys`, codes of `wanted`, limit). Codes are integers below the limit and sort like the keys.
 
     A wanted value that equals a key gets the code of that key. Other wanted values get -1 or a code that no key has.
     """
@@ -242,8 +242,8 @@ class Visibility:
 
     `received` [events] holds the received time of each event. The events of owner (user) o lie from offsets[o] to
     offsets[o + 1]. If events were received in the order in which they happened, a request sees the first events of its
-    owner's range, and a binary search finds where these events end. If some of these events were received after the
-    request, the index of the view lists the events that the request sees one by one. Treat this object as immutable.
+    owner's range, and a binary search finds where these events end. Otherwise a request may see a later event but not
+    an earlier one. The view's index then lists the request's events one by one. Treat this object as immutable.
     """
 
     def __init__(self, received: Positions, offsets: Positions) -> None:

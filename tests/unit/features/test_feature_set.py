@@ -230,7 +230,7 @@ def test_changed_content_does_not_have_its_hash() -> None:
     data = rich().to_json()
     place = next(place for place, node in enumerate(data["nodes"]) if node["op"] == "within")
     data["nodes"][place]["params"]["duration_ms"] += 1
-    with pytest.raises(CorruptFileError, match="does not have the content that its hash stands for"):
+    with pytest.raises(CorruptFileError, match="does not match its hash"):
         FeatureSet.from_json(data)
 
 

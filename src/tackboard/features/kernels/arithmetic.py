@@ -1,8 +1,8 @@
 """Arithmetic on numbers: the kernels take columns of bool, int or float and return columns of int or float.
 
 Decided: a bool counts as 0 or 1. Ints are 64 bits wide and wrap around, as NumPy's do, because a check for overflow
-would cost more than the sum itself. One float among the inputs makes the result a float. If no input is missing, only
-`//` and `%` can give a missing value. Every NaN that a sum or product gives has the same bits, see `one_nan`.
+would cost more than the sum itself. If an input is a float, the result is a float. If no input is missing, only `//`
+and `%` can give a missing value. Every NaN that a sum or product gives has the same bits, see `one_nan`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tackboard.features.types import FLOAT, INT, NUMBERS, FeatureType
 _register = functools.partial(register, family="arithmetic", elementwise=True)
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 _FIXES = {
-    "time": "the seconds between two times: a.seconds_since(b)",
-    "string": "join strings: concat(a, b)",
+    "time": "for the seconds between two times write a.seconds_since(b)",
+    "string": "to join strings write concat(a, b)",
     "id": "an id is a name and cannot be calculated with",
 }
 
@@ -79,7 +79,7 @@ def to_float(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
 def _whole_division(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
     if any(type_.kind == "float" for type_ in types):
         given = " and ".join(str(type_) for type_ in types)
-        raise TypeClash(f"it is given {given}", allowed="it takes: bool, int", fix="of floats: (a / b).floor()")
+        raise TypeClash(f"it is given {given}", allowed="it takes: bool, int", fix="for floats write (a / b).floor()")
     need_numbers(types, ("bool", "int"))
     return INT.with_nullable(True)
 
@@ -96,7 +96,7 @@ def _same_number(types: tuple[FeatureType, ...], _params: Params) -> FeatureType
     Example("x + 0.5", [1.5, 0.5], {"x": ("bool", [True, False])}),
 )
 def add(a: Column, b: Column) -> Column:
-    """The sum of two numbers. A bool counts as 0 or 1; an int is 64 bits wide and wraps around; if one of the two is a
+    """The sum of two numbers. A bool counts as 0 or 1. Ints are 64 bits wide and wrap around. If one of the two is a
     float, the result is a float. Missing if an input is missing."""
     values = np.add(whole(a), whole(b))
     return joined(INT, values, a, b) if values.dtype == np.int64 else joined(FLOAT, one_nan(values), a, b)
@@ -106,8 +106,8 @@ def add(a: Column, b: Column) -> Column:
     "subtract", "a - b", _promoting, Example("x - y", [4.5, None], {"x": ("int", [5, 5]), "y": ("float?", [0.5, None])})
 )
 def subtract(a: Column, b: Column) -> Column:
-    """The difference of two numbers, of the same type as `a + b`. Ints wrap around. Missing if an input is missing. For
-    two times see `a.seconds_since(b)`."""
+    """The difference of two numbers. The result has the same type as `a + b`. Ints wrap around. Missing if an input is
+    missing. For two times see `a.seconds_since(b)`."""
     values = np.subtract(whole(a), whole(b))
     return joined(INT if values.dtype == np.int64 else FLOAT, values, a, b)
 
@@ -119,7 +119,7 @@ def subtract(a: Column, b: Column) -> Column:
     Example("x * y", [2.5, 0.0], {"x": ("bool", [True, False]), "y": ("float", [2.5, 2.5])}),
 )
 def multiply(a: Column, b: Column) -> Column:
-    """The product of two numbers, of the same type as `a + b`. Ints wrap around. Missing if an input is missing."""
+    """The product of two numbers, with the same type as `a + b`. Ints wrap around. Missing if an input is missing."""
     values = np.multiply(whole(a), whole(b))
     return joined(INT, values, a, b) if values.dtype == np.int64 else joined(FLOAT, one_nan(values), a, b)
 

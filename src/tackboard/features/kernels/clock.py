@@ -92,7 +92,7 @@ def database_version() -> str:
         return str(importlib.import_module("tzdata").__version__)
     except ModuleNotFoundError:
         raise UsageError(
-            "the package tzdata is not installed, and time zones are read from nowhere else", fix="make install"
+            "the package tzdata is not installed, and time zones come only from this package", fix="make install"
         ) from None
 
 
@@ -146,7 +146,7 @@ def _block_bytes(counts: list[int], *, time_bytes: int) -> int:
 
 
 def _with_rule(times: NDArray[np.int64], offsets_s: NDArray[np.int64], footer: str) -> Zone:
-    """Returns a zone of the listed transitions and, after them, the rule in `footer` (a POSIX TZ string or empty)."""
+    """Returns a zone with the listed transitions, then those of the rule in `footer` (a POSIX TZ string or empty)."""
     # If a file lists no transitions, its rule is valid from 1970 on. In tzdata, such a zone never has summer time.
     last = times[-1] if len(times) else np.int64(-1)
     year = 1970 + int(last.astype("datetime64[s]").astype("datetime64[Y]").astype(np.int64))
@@ -180,7 +180,7 @@ def _seconds(text: str) -> int:
 def _day(year: int, date: str) -> int:
     """Returns the number of days from 1 January 1970 to a POSIX date in `year`.
 
-    A date is Mmonth.week.weekday, or J1 to J365 (29 February is not counted), or 0 to 365 (29 February is counted).
+    A date is M<month>.<week>.<weekday>, J1 to J365 (29 February is not counted), or 0 to 365 (29 February counts).
     """
     january = datetime.date(year, 1, 1).toordinal() - EPOCH_DAY
     if date.startswith("J"):
@@ -202,7 +202,7 @@ def _days_of_month(year: int, month: int) -> int:
 
 
 def _nearest(name: str) -> str:
-    """Returns the zone that is most likely meant by a mistyped name or by a city without its region."""
+    """Returns the zone that the user most likely meant by a mistyped name or by a city without its region."""
     given = name[:80].strip().replace(" ", "_").lower()
     by_text: dict[str, str] = {}
     for known in sorted(zone_names()):

@@ -1,9 +1,10 @@
-"""Comparison, logic and choice: the kernels take columns of one kind. All except `if_else` return bools.
+"""Comparison, logic and choice. All kernels except `if_else` return bools.
 
+Two values can be compared if they are of one kind or are both numbers. `==` and `!=` also compare an id with an int.
 Decided: an int is compared with a float as a float (64 bits), as NumPy does. Strings are equal if their code points
 are equal, so composed and decomposed letters differ until `.nfc()` is applied. `&` and `|` follow three-valued logic:
-`False & missing` is False. Work on strings is done once per distinct string, and never on more strings than rows,
-because the dictionary of an item table may be far larger than a request.
+`False & missing` is False. Work on strings is done once per string of the dictionary, and never on more strings than
+there are rows, because the dictionary of an item table may be far larger than a request.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def need_constant(type_: FeatureType, value: Any) -> None:
         unit = {"time": ", ms since 1970", "id": ", an id"}.get(type_.kind, "")
         allowed, fits = f"a whole number of 64 bits{unit}", _is_int64(value)
     if not fits:
-        fix = "ids are numbers: work on the string, before hash_id()" if type_.kind == "id" else ""
+        fix = "ids are numbers: apply this operator to the string, before hash_id()" if type_.kind == "id" else ""
         raise TypeClash(f"{str(value)[:40]!r} is not a value of type {type_}", allowed=f"it takes {allowed}", fix=fix)
 
 
@@ -58,8 +59,7 @@ def _is_int64(value: Any) -> bool:
 
 
 def common_type(types: tuple[FeatureType, ...], kinds: tuple[str, ...] = SCALARS) -> FeatureType:
-    """Returns the type that can hold the values of all `types`. Raises TypeClash unless all types are of one kind or
-    all are numbers."""
+    """Returns a type for the values of all `types`. Raises TypeClash unless all are of one kind or all are numbers."""
     if all(type_.with_nullable(False) == types[0].with_nullable(False) for type_ in types) and types[0].kind in kinds:
         return types[0].with_nullable(False)
     if all(type_.is_number for type_ in types):
@@ -72,7 +72,7 @@ def _equality(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
     kinds = {type_.kind for type_ in types}
     if kinds == {"id", "string"}:
         given = " and ".join(str(type_) for type_ in types)
-        raise TypeClash(f"it is given {given}", allowed="an id equals ids", fix="compare with hash_id() of the string")
+        raise TypeClash(f"it is given {given}", allowed="it takes: id, int", fix="use hash_id() of the string")
     if kinds != {"id", "int"}:
         common_type(types)
     return BOOL.with_nullable(any_missing(types))
@@ -89,7 +89,7 @@ def _order(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
 def _logic(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
     if any(type_.kind != "bool" for type_ in types):
         given = " and ".join(str(type_) for type_ in types)
-        raise TypeClash(f"it is given {given}", allowed="it takes: bool", fix="of a number: (a != 0)")
+        raise TypeClash(f"it is given {given}", allowed="it takes: bool", fix="for a number write (a != 0)")
     return BOOL.with_nullable(any_missing(types))
 
 
@@ -107,7 +107,7 @@ def _membership(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
 
 def _choice(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
     if types[0].kind != "bool":
-        raise TypeClash(f"the condition is {types[0]}", allowed="it takes: bool", fix="of a number: (a != 0)")
+        raise TypeClash(f"the condition is {types[0]}", allowed="it takes: bool", fix="for a number write (a != 0)")
     return common_type(types[1:]).with_nullable(any_missing(types))
 
 
@@ -234,8 +234,8 @@ def is_in(a: Column, *, values: list[Any]) -> Column:
     Example("if_else(x > 0, x, 0.5)", [3.0, 0.5, None], {"x": ("int?", [3, -3, None])}),
 )
 def if_else(condition: Column, a: Column, b: Column) -> Column:
-    """`a` if the condition is true, else `b`. Both must be of one kind, or numbers; numbers of two kinds give a float
-    if one of them is a float, else an int. Missing if the condition or the chosen value is missing; the other value
+    """`a` if the condition is true, else `b`. Both must be of one kind, or numbers. Numbers of two kinds give a float
+    if one of them is a float, else an int. Missing if the condition or the chosen value is missing. The other value
     does not matter."""
     type_ = common_type((a.type, b.type))
     if type_.kind == "string":

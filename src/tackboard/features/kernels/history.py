@@ -1,4 +1,4 @@
-"""Operators that choose and aggregate events: the kernels take a view (chosen events), and return a view or a column.
+"""Operators that choose and aggregate events: most kernels take a view (chosen events). All return a view or a column.
 
 These kernels also get the frame, which knows the times of events and requests. Aggregations skip missing values of
 their column. The exception is `last`, which gives the value of the last event even if that value is missing.
@@ -200,10 +200,10 @@ def _keys(*columns: Column) -> list[Positions]:
 
 
 def _groups(rows: Positions, keys: Positions) -> tuple[Positions, Positions]:
-    """Returns (order, groups). `order` sorts stably by (row, key); `groups` numbers the pairs (row, key) in that order.
+    """Returns (order, groups). `order` sorts stably by (row, key). `groups` holds a number per pair, in that order.
 
-    `rows` must be ascending. Sorting by one combined number is several times faster than sorting by two keys, because
-    the combined numbers of ascending rows are partly sorted already.
+    Equal pairs have equal numbers. `rows` must be ascending. Sorting by one combined number is several times faster
+    than sorting by two keys, because the combined numbers of ascending rows are partly sorted already.
     """
     if not len(rows) or rows[0] == rows[-1]:
         order = np.argsort(keys, kind="stable")
@@ -343,7 +343,7 @@ def _extreme(frame: Frame, view: View, column: Column, choose: Any) -> Column:
     if len(values):
         result[some] = choose.reduceat(values, offsets_of(counts[some])[:-1])
     if result.dtype == np.float64:
-        # If -0.0 and 0.0 both occur, or several NaNs, the result of NumPy depends on the processor.
+        # If both -0.0 and 0.0 occur, or several different NaNs, NumPy's result depends on the processor.
         result = one_nan(result + 0.0)
     return Column(column.type, result, present=some)
 
@@ -424,7 +424,7 @@ def _top_of_one(events_: Positions, keys: Positions, column: Column, count: int)
     counts = ends.copy()
     counts[1:] -= ends[:-1]
     if len(counts):
-        counts[0] += 1  # the first group begins at 0, so its size is its end plus 1
+        counts[0] += 1  # the first group begins at 0, so its size is its last index plus 1
     # The count and the newest event of a group are packed into one number. No two groups have the same number.
     packed = counts * len(keys) + order[ends]
     packed.sort()

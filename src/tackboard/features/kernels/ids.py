@@ -1,4 +1,4 @@
-"""Operators on ids: the kernels take strings and whole numbers, and return ids and small ints.
+"""Operators on ids: the kernels take strings, whole numbers, bools, times and ids. They return ids and ints.
 
 Decided: an id is an int64. `core.hashing` makes ids in the same way for events, features and tables: the id of an int
 is the int itself, and the id of a string is its BLAKE2b hash. Trained models depend on the exact results of `cross` and
@@ -65,7 +65,7 @@ def _indexed(types: tuple[FeatureType, ...], params: Params) -> FeatureType:
     for name in names:
         need_constant(STRING, name)
         if name in seen:
-            raise TypeClash(f"the name {name[:40]!r} stands in the list twice", allowed="each name has one index")
+            raise TypeClash(f"the name {name[:40]!r} is in the list twice", allowed="each name has one index")
         seen.add(name)
     return INT.with_nullable(types[0].nullable)
 
@@ -101,7 +101,7 @@ def hash_id(a: Column) -> Column:
 )
 def cross(*columns: Column) -> Column:
     """One id for a combination of values, each of a kind that `hash_id` takes. The order and the number of values
-    matter. Missing if one of the values is missing; to let a missing value count as a value, fill it first."""
+    matter. Missing if one of the values is missing. To treat a missing value like any other, fill it first."""
     mixed = mix64(_ids(columns[0]), CROSS_SEED)
     for column in columns[1:]:
         mixed = mix64(mixed ^ _ids(column).view(np.uint64), CROSS_SEED)
@@ -115,8 +115,8 @@ def cross(*columns: Column) -> Column:
     Example("x.bucket_hash(1000)", [802, 35, 96, None], {"x": ("id?", [0, 1, -1, None])}),
 )
 def bucket_hash(a: Column, *, num_buckets: int, seed: int = 0) -> Column:
-    """The bucket of an id, from 0 to num_buckets - 1. It equals the id's row in a table with one hash function.
-    Ids are spread evenly, and different seeds give unrelated buckets. Missing stays missing."""
+    """The bucket of an id, from 0 to num_buckets - 1. It equals the id's row in a table with one hash function and the
+    same seed. Ids are spread evenly, and different seeds give unrelated buckets. Missing stays missing."""
     return joined(INT, row_ids(a.values, 1, num_buckets, seed)[:, 0], a)
 
 

@@ -196,8 +196,8 @@ def length(a: Column) -> Column:
 def at(a: Column, *, index: int) -> Column:
     """The element of a list, or the component of a vector, at position `index`: 0 is the first, -1 the last.
 
-    Missing if the list is missing or has no element at that position. For a vector, the position is checked before any
-    data is read.
+    Missing if the list or vector is missing, or if the list has no element at that position. For a vector, the position
+    is checked before any data is read.
     """
     if a.offsets is None:
         return Column(FLOAT, a.values[:, index].astype(np.float64), present=a.present)
@@ -372,7 +372,7 @@ def list_max(a: Column) -> Column:
         # Empty rows hold no values, so the values of a non-empty row end where those of the next non-empty row begin.
         largest[filled] = np.maximum.reduceat(a.values, offsets[:-1][filled])
     if largest.dtype == np.float64:
-        # If -0.0 and 0.0 both occur, or several NaNs, the result of `maximum` depends on the processor.
+        # If both -0.0 and 0.0 occur, or several different NaNs, the result of `maximum` depends on the processor.
         largest = one_nan(largest + 0.0)
     return Column(a.type.of_elements(), largest, present=_not_empty(a, lengths))
 

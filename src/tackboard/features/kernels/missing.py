@@ -1,8 +1,8 @@
 """Operators that find, fill and make missing values.
 
 Decided: these operators work on rows and never on the elements of a list, because elements are never missing. NaN is a
-value; only `.finite()` makes it missing. A constant must have the same kind as the column, so filling never changes the
-type of a column.
+value; only `.finite()` makes it missing. A constant must be a value of the column's kind, so filling never changes that
+kind.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def fill_missing(a: Column, *, value: Any) -> Column:
     Example("coalesce(x, y, 0.5)", [1.0, 8.0, 0.5], {"x": ("int?", [1, None, None]), "y": ("int?", [7, 8, None])}),
 )
 def coalesce(*columns: Column) -> Column:
-    """The first value that is not missing. All values must be scalars of one kind, vectors of one width, or numbers;
-    numbers of different kinds give a float if any is a float, else an int. Missing if all values are missing."""
+    """The first value that is not missing. All values must be scalars of one kind, vectors of one width, or numbers.
+    Numbers of different kinds give a float if any is a float, else an int. Missing if all values are missing."""
     type_ = common_type(tuple(column.type for column in columns), (*SCALARS, "vector"))
     dictionary = None
     parts: list[NDArray[Any]] = [column.values for column in columns]

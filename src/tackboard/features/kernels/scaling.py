@@ -1,8 +1,8 @@
 """Operators that scale numbers into a range that suits a model.
 
 Decided: outside their domain the functions give the values of IEEE 754 (the log of 0 is -inf, the log of -1 is NaN).
-`.finite()` makes these values missing. The kernels pass only contiguous arrays to NumPy. NumPy handles other arrays
-with different code, whose results differ in the last bits.
+`.finite()` makes these values missing. Kernels that compute with floats pass only contiguous arrays to NumPy, because
+NumPy handles other arrays with different code, whose results differ in the last bits.
 """
 
 from __future__ import annotations

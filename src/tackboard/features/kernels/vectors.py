@@ -5,7 +5,7 @@ row.
 
 Decided: everything is computed in 64 bits and summed in the order of the components. BLAS is never used, because its
 order of summation depends on the shape of the whole array. A column with only one row is combined with every row of the
-other column, so a user's vector is not copied for every item. All NaNs in results have the same bits.
+other column, so a user's vector is not copied for every item. Every NaN that `_dot` gives has the same bits.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _num_rows(*columns: Column) -> int:
 
 
 def _blocks(*columns: Column) -> Iterator[tuple[slice, list[NDArray[np.float64]]]]:
-    """Yields (rows, their `_components`) for `BLOCK` rows at a time, which fit into the processor's cache."""
+    """Yields (rows, their `_components`) of each block of `BLOCK` rows. A block fits into the processor's cache."""
     num_rows = _num_rows(*columns)
     for start in range(0, num_rows, BLOCK):
         rows = slice(start, min(start + BLOCK, num_rows))
@@ -148,8 +148,8 @@ def l2_normalise(a: Column) -> Column:
 def cosine(a: Column, b: Column, *squares: Column) -> Column:
     """The cosine of the angle between two vectors of the same width; 0.0 if either is a zero vector.
 
-    Rounding may make the result exceed 1 by the last bit, but the cosine of a vector with itself is exactly 1. Missing
-    if either vector is missing.
+    Rounding may make the result exceed 1 by the last bit, but the cosine of a nonzero vector with itself is exactly 1.
+    Missing if either vector is missing.
     """
     result = np.empty(_num_rows(a, b))
     # If `b` is a column of a table, folding.py computes b.dot(b) ahead of time and passes it as `squares`. Users cannot
