@@ -211,12 +211,12 @@ def report(result: Mapping[str, Any]) -> Report:
         title="Overload: answers in time against offered load",
         command=f"bench overload{' --quick' if result['quick'] else ''}",
         words=[
-            f"The server runs the demo's model with default settings. A request has {result['candidates_per_request']:,} "
-            f"candidates as binary tensors and a deadline of {result['deadline_ms']} ms.",
-            "Arrivals are a Poisson process that does not wait for answers. A latency counts from the instant at which "
-            "the request was due.",
-            f"Rates are per second, as means of {result['rounds']} rounds of {result['seconds_per_round']:g} s in which "
-            "the loads took turns. The CPU use of server and clients is in cores.",
+            "The server runs the demo's model with default settings. A request has "
+            f"{result['candidates_per_request']:,} candidates as binary tensors, and its deadline is "
+            f"{result['deadline_ms']} ms.",
+            "Arrivals are a Poisson process that does not wait for answers. A latency counts from the due time.",
+            f"Rates are per second, as means over {result['rounds']} rounds of {result['seconds_per_round']:g} s. "
+            "The loads took turns. The CPU use of server and clients is in cores.",
             f"The peak is {result['peak_per_s']:g} answers in time per second. A single client that waits for every "
             f"answer gets {result['alone_per_s']:g} per second.",
         ],
