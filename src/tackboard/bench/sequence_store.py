@@ -6,7 +6,7 @@ answer. Times are wall-clock times, because an append waits for the disk. The re
 once it has acknowledged an append, because a stronger guarantee costs time. It also says if a run was disturbed.
 
     append    one event per call, and 100 or 1,000 events of many users per call; measures events per second and the
-              time of a call; a call that fills a user's buffer of new events also moves these events to chunks
+              time of a call; if new events do not fit in a user's buffer, the call also merges the buffer into chunks
     read      the last 256 events or all events of a user with 256 or 16,000 events, in two columns or in all columns;
               measures reads per second, the time of a call and bytes per read
 """
