@@ -1,4 +1,4 @@
-"""`tackboard bench features` compares Tackboard with hand-written code that computes the same 40 features.
+"""`tackboard bench features` compares Tackboard with hand-written code and with Feast on the same 40 features.
 
 The bench writes made-up tables into a folder, lets every contender compute the features in a separate process, and
 returns a dictionary of figures. The values of a rival are compared with ours. If they differ, the rival's time is not
