@@ -1,18 +1,18 @@
 """`tackboard bench overload` measures how many requests an overloaded server still answers in time.
 
 The bench trains the demo's model for a few steps, because the quality of the model does not matter here. A server with
-default settings serves the model, and clients in another process send requests (`overload_client`). The result is one
-object of numbers. Goodput is the number of answers per second that reach a client within the deadline of 200 ms.
+default settings serves the model, and clients in another process send requests (`overload_client`). Goodput is the
+number of answers per second that reach a client within the deadline of 200 ms. The result is a dictionary of figures:
 
-    capacity   the best goodput over a ramp, which is a series of offered rates around the rate of a single client that
-               waits for every answer
+    capacity   the best goodput over a ramp; the ramp is a series of request rates, near the rate of a single client
+               that waits for every answer
     loads      goodput at 0.5 to 3 times the capacity; the loads take turns, and the mean over the rounds counts
     peak       the largest mean goodput of all loads
 
 Decided: the aim is a ratio of two means over the same rounds, because the speed of a shared machine changes from second
-to second. The ramp only sets the offered rates. The best of the ramp's short samples is higher than any rate that the
-server can sustain, so twice the capacity is usually more than twice the sustainable rate. The CPU time of the clients
-is reported, because on a machine with two cores the clients take CPU time from the server.
+to second. The ramp only sets the request rates of the loads. Its samples are short, so the best of them is usually
+higher than the rate that the server can sustain, and twice the capacity is more than twice the sustainable rate. The
+CPU time of the clients is reported, because on a machine with two cores the clients take CPU time from the server.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from tackboard.report.svg import percentile
 DEADLINE_MS = 200
 LOADS = (0.5, 0.75, 1.0, 2.0, 3.0)
 RAMP = (0.7, 0.85, 1.0, 1.15, 1.3)
-"""Offered rates of the ramp, as multiples of the rate of a single client that waits for every answer."""
+"""Request rates of the ramp, as multiples of the rate of a single client that waits for every answer."""
 LEAST_GOODPUT = 0.9
 """Aim: goodput at the highest load is at least this share of the peak."""
 NUM_REQUESTS = 100
-"""Number of different requests, which are sent in turn. A request has the same number of candidates as in the demo."""
+"""Number of different requests. The clients send them in turn. A request has as many candidates as in the demo."""
 ROUNDS, SECONDS, RAMP_SECONDS = 5, 2.0, 1.5
 QUICK_ROUNDS, QUICK_SECONDS = 2, 1.0
 
 
 def measure(folder: Path, *, quick: bool = False) -> dict[str, Any]:
-    """Runs the measurement in `folder`. Raises StageError if a command of the demo fails."""
+    """Runs the measurement in `folder`. Raises TackboardError if a command of the demo or the clients fail."""
     require_client()
     rounds, seconds = (QUICK_ROUNDS, QUICK_SECONDS) if quick else (ROUNDS, SECONDS)
     config = DemoConfig(out=folder, num_users=NUM_REQUESTS)
@@ -135,7 +135,7 @@ class _Clients:
 
 
 def figures_of(found: Mapping[str, Any], rate_per_s: float) -> dict[str, Any]:
-    """Returns the figures of one load, from the answer of the clients' process."""
+    """Returns the figures of one load. `found` is the JSON object that the clients' process printed."""
     seconds, outcomes = found["seconds"], dict(found["outcomes"])
     in_time, late = outcomes.pop("in_time", 0), outcomes.pop("late", 0)
     return {
@@ -173,7 +173,7 @@ def aims(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns the aim, its measured value and whether the aim was met."""
     highest = f"{LOADS[-1]:g}"
     value = result["loads"][highest]["in_time_per_s"] / result["peak_per_s"] if result["peak_per_s"] else 0.0
-    text = f"answers in time at {highest} times the capacity over the peak, at least {LEAST_GOODPUT:g}"
+    text = f"goodput at {highest} times the capacity, divided by the peak goodput: at least {LEAST_GOODPUT:g}"
     return [{"aim": text, "value": round(value, 3), "met": value >= LEAST_GOODPUT}]
 
 
@@ -184,7 +184,7 @@ def _percentile(values: list[float], percent: int) -> float | None:
 # ---- for people ----
 
 COLUMNS = (
-    "load", "offered", "in time", "of peak", "late", "refused", "p50 ms", "p99 ms", "told after", "server", "clients",
+    "load", "offered", "in time", "of peak", "late", "refused", "p50 ms", "p99 ms", "refused in", "server", "clients",
 )  # fmt: skip
 
 
@@ -211,14 +211,14 @@ def report(result: Mapping[str, Any]) -> Report:
         title="Overload: answers in time against offered load",
         command=f"bench overload{' --quick' if result['quick'] else ''}",
         words=[
-            f"The demo's model, default settings, {result['candidates_per_request']:,} candidates a request as binary "
-            f"tensors, deadline {result['deadline_ms']} ms.",
-            "Arrivals are a Poisson process that does not wait for answers; latencies count from the instant at which "
-            "a request was due.",
-            f"Rates are per second, the mean of {result['rounds']} rounds of {result['seconds_per_round']:g} s that "
-            "took turns; server and clients in cores.",
-            f"Peak: {result['peak_per_s']:g} answers in time per second; one request after the other: "
-            f"{result['alone_per_s']:g}.",
+            "The server runs the demo's model with default settings. A request has "
+            f"{result['candidates_per_request']:,} candidates as binary tensors, and its deadline is "
+            f"{result['deadline_ms']} ms.",
+            "Arrivals are a Poisson process that does not wait for answers. A latency counts from the due time.",
+            f"Rates are per second, as means over {result['rounds']} rounds of {result['seconds_per_round']:g} s. "
+            "The loads took turns. The CPU use of server and clients is in cores.",
+            f"The peak is {result['peak_per_s']:g} answers in time per second. A single client that waits for every "
+            f"answer gets {result['alone_per_s']:g} per second.",
         ],
         tables=[Table("", COLUMNS, table_rows(result))],
         notes=aim_lines(result),

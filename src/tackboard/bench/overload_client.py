@@ -3,13 +3,12 @@
     python -m tackboard.bench.overload_client PORT FILE RATE SECONDS DEADLINE_MS SEED
 
 PORT is the port of a server on this machine. FILE holds complete HTTP requests, as a JSON list of base64 texts. RATE is
-in requests per second, SECONDS is the length of the counted window, and SEED is for the arrival times. The last line of
-the output is one JSON object about the answers. Decided: arrivals are a Poisson process that does not wait for answers,
-and a latency counts from the instant at which the request was due. So a slow server cannot hide its delay by slowing
-down the clients. Only answers within a time window count. The window begins after `WARM_S` seconds of the same load,
-and the load lasts until the window ends. So neither an empty queue at the start nor a pause at the end flatters the
-server. All clients share one thread and send requests that were built beforehand over raw sockets, because on a small
-machine the clients take CPU time from the server.
+in requests per second, and SEED decides the arrival times. Only answers within a time window of SECONDS seconds count.
+The last line of the output is one JSON object about the answers. Decided: arrivals are a Poisson process that does not
+wait for answers, and a latency counts from the instant at which the request was due. So a slow server cannot hide its
+delay by slowing down the clients. The window begins after `WARM_S` seconds of the same load, and the load lasts until
+the window ends. So neither an empty queue at the start nor a pause at the end flatters the server. All clients share
+one thread and send ready-made requests over raw sockets, because on a small machine they take CPU time from the server.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from typing import Any
 WARM_S = 0.5
 """Seconds of load before the window."""
 MAX_CONNECTIONS = 240
-"""Largest number of connections. If all connections are in use, a due request waits, and its latency keeps counting."""
+"""Largest number of connections. If all of them are in use, a due request waits, and its latency includes the wait."""
 _HEADER_END = b"\r\n\r\n"
 
 
@@ -66,7 +65,7 @@ class Clients:
         self._late_starts_ms: list[float] = []
 
     def run(self, rate_per_s: float, seconds: float) -> dict[str, Any]:
-        """Sends `rate_per_s` requests per second for WARM_S plus `seconds`. Returns figures of the last `seconds`."""
+        """Sends `rate_per_s` requests per second for WARM_S + `seconds`. Answers count only in the last `seconds`."""
         cpu_s = time.process_time()
         now = started = time.perf_counter()
         self._begins_s = started + WARM_S

@@ -1,4 +1,4 @@
-"""Runs a temporary Redis server for benches and tests, on a free port of loopback."""
+"""Runs a temporary Redis server for benches and tests, on a free port of the loopback address 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ START_S = 20.0
 
 
 class RedisServer:
-    """A `redis-server` with its files in `folder`. `appendfsync` is the Redis setting, or `off` to use memory only."""
+    """A `redis-server` with its files in `folder`. `appendfsync` is the Redis setting; `off` uses memory only."""
 
     def __init__(self, folder: Path, *, appendfsync: str = "off") -> None:
         if not RedisServer.is_installed():

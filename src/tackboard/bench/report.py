@@ -1,8 +1,8 @@
 """Shows the result of a bench on the terminal and writes the same tables to a Markdown file.
 
-A bench turns its result into a `Report`. This module turns the report into lines of text, and into the file
-`<theme>_<hardware>_<yyyymm>.md` with the command, the machine, the commit, the date, the tables and the notes (such as
-aims and whether they were met). Charts are written to the same folder as this file.
+A bench turns its result into a `Report`. This module turns the report into lines of text and into the Markdown file
+`<theme>_<hardware>_<yyyymm>.md`. The file names the command, the machine, the commit and the date, and holds the tables
+and the notes (such as aims and whether they were met). Charts are written to the same folder.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Report:
 
 
 def where_and_when() -> dict[str, Any]:
-    """Returns the part of every result that names the machine, the versions and the day."""
+    """Returns the part of every result that names the machine, the versions, the commit and the date."""
     environment = describe_environment()
     return {
         "hardware": describe_hardware(),

@@ -1,4 +1,4 @@
-"""Finds the hand-written rivals of `tackboard bench features` and `bench loader`, and the Python that runs them.
+"""Finds the rivals of `tackboard bench features` and `tackboard bench loader`, and the Python that runs them.
 
 The code of the rivals is in `benchmarks/rivals/` of a checkout, never in the package. `make rivals` installs the
 libraries that the rivals need in `.rivals/venv`. If the code or the libraries are missing, a bench prints one line and
@@ -18,12 +18,12 @@ SOURCE = Path(__file__).resolve().parents[2]
 ROOT = SOURCE.parent
 CODE = ROOT / "benchmarks" / "rivals"
 PYTHON = ROOT / ".rivals" / "venv" / "bin" / "python"
-NO_CODE = "not here: benchmarks/rivals is part of a checkout, not of the installed package"
+NO_CODE = "missing: benchmarks/rivals is part of a checkout, not of the installed package"
 NOT_INSTALLED = "not installed: make rivals"
 
 
 def environment() -> dict[str, str]:
-    """Returns environment variables with which a contender's process finds this package and the package `rivals`."""
+    """Returns the environment variables that let a contender's process import this package and the package `rivals`."""
     return {"PYTHONPATH": f"{SOURCE}:{CODE.parent}", "PYTHONWARNINGS": "ignore"}
 
 

@@ -1,12 +1,12 @@
-"""`tackboard bench sequences` measures writes to and reads from the sequence store, embedded (SQLite) and on Redis.
+"""`tackboard bench sequences` measures appends to the sequence store and reads from it, on SQLite and on Redis.
 
 Each engine stores the same users in its folder. Before anything is timed, events are read back and compared with the
 appended events. Then the engines take turns at every case (`turns`). Each figure is for one client that waits for every
-answer. The report says what is guaranteed when an engine acknowledges an append, because a stronger guarantee costs
-time. Times are wall-clock times, because an append waits for the disk. The report says if a run was disturbed.
+answer. Times are wall-clock times, because an append waits for the disk. The report names what each engine guarantees
+once it has acknowledged an append, because a stronger guarantee costs time. It also says if a run was disturbed.
 
     append    one event per call, and 100 or 1,000 events of many users per call; measures events per second and the
-              time of a call; if a user's buffer of new events is full, the call also moves its events to stored chunks
+              time of a call; if new events do not fit in a user's buffer, the call also merges the buffer into chunks
     read      the last 256 events or all events of a user with 256 or 16,000 events, in two columns or in all columns;
               measures reads per second, the time of a call and bytes per read
 """
@@ -45,7 +45,7 @@ ENGINES = {
 }
 SKIPPED = "skipped: no redis-server"
 ROUNDS = 4
-"""Number of turns of every engine in each case. The calls of a case are spread over the turns."""
+"""Number of turns that each engine takes in each case. The calls of a case are spread over the turns."""
 APPENDS = {"append_1": 1, "append_100": 100, "append_1000": 1000}
 READS: dict[str, tuple[int, int | None, list[str] | None]] = {
     "read_256_two": (SHORT, SHORT, TWO),
@@ -169,7 +169,7 @@ class _Reads:
 
 
 def _fill_buffers(store: SequenceStore, sizes: StoreSizes, draw: np.random.Generator) -> None:
-    """Fills each user's buffer to a random level, as in real use. Otherwise all buffers would fill at once."""
+    """Fills each user's buffer to a random level, as in real use. Otherwise all would be full at the same time."""
     users = np.repeat(np.arange(sizes.num_short), draw.integers(0, store.config.max_recent, sizes.num_short))
     if len(users):
         store.append_many(users, events(draw, len(users), 1_800_000_000_000))
@@ -211,11 +211,11 @@ class _Appends:
         """Raises TackboardError unless the store holds all appended events."""
         num_added = self._store.stats()["num_events"] - self._num_before
         if num_added != self._size * self._num_done:
-            raise TackboardError(f"the store holds only {num_added} of {self._size * self._num_done} appended events")
+            raise TackboardError(f"the store holds {num_added} instead of {self._size * self._num_done} new events")
 
 
 def events(draw: np.random.Generator, num_events: int, start_ms: int = 1_700_000_000_000) -> dict[str, Values]:
-    """Makes up events sorted by time, with ids of 62 bits, eight actions, four surfaces and the fields of FIELDS."""
+    """Makes up events sorted by time, with item ids of up to 62 bits, eight actions, four surfaces and FIELDS."""
     times = start_ms + np.cumsum(draw.integers(1, 60_000, num_events))
     names = {kind: object_array([f"{kind} {number}" for number in range(8)]) for kind in ("action", "surface")}
     return {
@@ -232,13 +232,13 @@ def events(draw: np.random.Generator, num_events: int, start_ms: int = 1_700_000
 
 
 def check(store: SequenceStore, user: int, columns: Mapping[str, Values]) -> None:
-    """Raises TackboardError unless reads of all events and of some events return exactly the appended events."""
+    """Raises TackboardError unless reads of all events and of the last events return exactly the appended events."""
     for last in (None, SHORT):
         for fields in (list(columns), TWO):
             found = store.read(user, fields, last=last).columns
             part = take(columns, slice(0 if last is None else -last, None))
             if not same_columns(found, {name: part[name] for name in fields}):
-                raise TackboardError("the sequence store returned other events than were appended")
+                raise TackboardError("the sequence store returned other events than the appended events")
 
 
 def _rows(columns: Mapping[str, Values]) -> list[dict[str, Any]]:
@@ -296,10 +296,10 @@ def report(result: Mapping[str, Any]) -> Report:
         command=f"bench sequences{' --quick' if result['quick'] else ''}",
         words=[
             f"{result['num_users'][str(SHORT)]:,} users of {SHORT} events and {result['num_users'][str(LONG)]:,} of "
-            f"{LONG:,}, {result['num_columns']} columns; values compared before they were timed.",
-            "One client, which waits for every answer; Redis on the same machine, by loopback.",
-            "Appends are events per second, reads calls per second; times are those of a call; bytes are what a read "
-            "fetched from the engine.",
+            f"{LONG:,}, {result['num_columns']} columns. The stored values were checked before the timing.",
+            "One client waits for every answer. Redis runs on the same machine and is reached by loopback.",
+            "Rates are events per second for appends and calls per second for reads. Times are per call. Bytes are the "
+            "bytes that a read fetched from the engine.",
         ],
         tables=tables,
         notes=aim_lines(result),

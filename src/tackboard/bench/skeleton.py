@@ -1,10 +1,10 @@
 """`tackboard bench skeleton` measures what the whole path costs, from events to a served score.
 
-The bench runs the demo in a folder, with the same code as `tackboard demo`, and returns one object of numbers. The demo
-checks that server and offline scoring give the same scores, and that binary and JSON requests give the same scores.
-Decided: a rate per CPU-second counts the whole process with start-up and imports, so no cost is hidden in a warm-up.
-Tokens per second are measured from the first training step to the last, with data loading and checkpoints. Users per
-second are measured while the model ranks the catalogue for all users.
+The bench runs the demo in a folder, with the same code as `tackboard demo`, and returns a dictionary of figures. The
+demo checks that server and offline scoring give the same scores, and that binary and JSON requests do too. Decided: a
+rate per CPU-second counts the whole process with start-up and imports, so no cost is hidden in a warm-up.
+Tokens per second are measured from the first training step to the last, including data loading and checkpoints. Users
+per second are measured while the model ranks the catalogue for all users.
 """
 
 import time
@@ -18,7 +18,7 @@ from tackboard.flow.demo import DemoConfig, run_demo
 from tackboard.flow.outcome import Outcome
 
 NUM_USERS = 500
-"""Number of users to score for. With 500 users, a CPU clock that ticks every 10 ms resolves 0.02 ms per request."""
+"""Number of users to score items for. A CPU clock that ticks every 10 ms then resolves 0.02 ms per request."""
 
 UNITS = {
     "events_per_cpu_s": "events per CPU-second, generated and written",

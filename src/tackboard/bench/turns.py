@@ -1,10 +1,10 @@
-"""Makes comparisons of benches fair: contenders take turns, and a run on a busy machine is not judged.
+"""Makes the comparisons in benches fair: contenders take turns, and a run on a busy machine is not judged.
 
-`take_turns` calls contenders, given as functions, in rounds. `Neighbours` measures the share of the machine's CPU time
-that other processes use in a `with` block. `judged` withdraws the verdicts of a disturbed run. Decided: aims that
-compare speeds use CPU time, because wall-clock time includes the work of other processes. But other processes also
-influence CPU time, through caches, clock rates and the second thread of a core. So contenders take turns, and on a busy
-machine no aim counts as met or missed.
+A contender is a function, and `take_turns` calls the contenders in rounds. `Neighbours` measures the share of the
+machine's CPU time that other processes use in a `with` block. `judged` withdraws the verdicts of a disturbed run.
+Decided: aims that compare speeds use CPU time, because wall-clock time includes the work of other processes. But other
+processes also influence CPU time, through caches, clock rates and the second hardware thread of a core. So contenders
+take turns, and on a busy machine no aim counts as met or missed.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ def machine_busy_seconds() -> float | None:
 
 
 def judged(aims: Iterable[Mapping[str, Any]], report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the aims. In a disturbed run, `met` becomes None, because nobody knows whether the aim is met."""
+    """Returns the aims. In a disturbed run, `met` becomes None, because it is unknown whether an aim is met."""
     return [{**aim, "met": None if report["disturbed"] else aim["met"]} for aim in aims]
 
 
 def aim_lines(result: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each aim with its verdict and value, after a line about the disturbance if there was any."""
+    """Returns a line for each aim, with its verdict and value. If the run was disturbed, the first line says so."""
     aims = [f"{_VERDICTS[aim['met']]}: {aim['value']:g}, {aim['aim']}" for aim in result.get("aims", ())]
     return [*disturbance_lines(result), *aims]
 

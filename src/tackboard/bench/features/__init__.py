@@ -1,1 +1,1 @@
-"""`tackboard bench features` compares values and times of features that our executors and rivals compute."""
+"""`tackboard bench features` compares our executors with rivals, by the values and the times of the same features."""

@@ -3,7 +3,7 @@
 This module takes a seed and sizes and makes five Arrow tables, which are the same for every contender. The tables are
 written as uncompressed Arrow files, because a rival runs in its own Python environment. Decided: the data has the
 awkward parts of real logs. The popularity of items follows a power law, users have 50 to 500 events, 3% of the events
-are received late, attributes are missing, brands are spelt in several ways (case, spaces, composed and decomposed
+are received late, some attributes are missing, brands are spelt in several ways (case, spaces, composed and decomposed
 accents), and some candidates have unknown ids.
 """
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 DAY_MS = 86_400_000
 END_MS = 1_793_491_200_000
-"""The end of the log, 2026-11-01 00:00 UTC. Requests span the end of summer time in Berlin, for `hour`."""
+"""The end of the log, 2026-11-01 00:00 UTC. Summer time in Berlin ends during the requests, which tests `hour`."""
 LOG_DAYS = 60
 REQUEST_DAYS = 21
 """Requests lie in the last 21 days of the log, so that each request has a history."""
@@ -147,7 +147,7 @@ def _ids(random: np.random.Generator, count: int) -> Ints:
 
 
 def _strings(random: np.random.Generator, words: tuple[str, ...], count: int, missing: float = 0.0) -> pa.Array:
-    """Draws strings as a dictionary array. `missing` is the share of missing strings."""
+    """Draws strings and returns them as a dictionary array. `missing` is the share of missing strings."""
     return _coded(random, random.integers(0, len(words), count), words, missing)
 
 

@@ -30,7 +30,7 @@ def split(answer: Answer) -> tuple[pa.Table, pa.Table]:
 
 
 class BatchContender:
-    """Computes many requests with few candidates each, with the batch executor."""
+    """Computes the features of many requests with few candidates each, with the batch executor."""
 
     def __init__(self, world: World) -> None:
         plan = features.plan
@@ -55,9 +55,9 @@ class BatchContender:
 
 
 class OnlineContender:
-    """Computes one request at a time, with the online executor.
+    """Computes the features of one request at a time, with the online executor.
 
-    If `prepared`, the constructor already computes the features that depend only on an item.
+    If `prepared` is true, the constructor already computes the features that depend only on an item.
     """
 
     def __init__(self, world: World, *, prepared: bool) -> None:

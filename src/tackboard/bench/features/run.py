@@ -1,16 +1,16 @@
-"""`tackboard bench features` compares Tackboard with hand-written code that computes the same 40 features.
+"""`tackboard bench features` compares Tackboard with hand-written code and with Feast on the same 40 features.
 
 The bench writes made-up tables into a folder, lets every contender compute the features in a separate process, and
-returns one object of numbers. The values of a rival are compared with ours. If they differ, the time of the rival is
-not reported. The rivals are in `benchmarks/rivals/`. If they are not installed (`rivals`), only Tackboard is measured.
+returns a dictionary of figures. The values of a rival are compared with ours. If they differ, the rival's time is not
+reported. The rivals are in `benchmarks/rivals/`. If they are not installed (`rivals`), only Tackboard is measured.
 
-    batch        rows per CPU-second of all threads, because cores cost money; a row is one candidate of a request
+    batch        rows per CPU-second, summed over threads because cores cost money; a row is a candidate of a request
     online       µs for one request; the items are known beforehand, so every contender prepares the features that
                  depend on an item alone, as the online executor does with a table of items
     unprepared   µs for one request that carries the attributes of its candidates
 
-Decided: contenders take turns, and aims are judged by CPU time (`turns`). No contender starts other processes, so only
-the CPU time of one process is measured. In a batch, the best of several runs counts, because other work on the machine
+Decided: contenders take turns, and aims are judged by CPU time (`turns`). No contender starts other processes, so the
+CPU time of its own process is enough. For a batch, the best of several runs counts, because other work on the machine
 only adds time. For online requests, the median counts, and the report also has the 99th percentile of wall-clock time.
 """
 
@@ -51,24 +51,24 @@ WORDS = {
     "polars": "hand-written Polars",
     "pandas": "hand-written pandas",
     "numpy": "hand-written NumPy, without data frames",
-    "feast_store": "Feast as it is called: get_online_features, items in its SQLite store, native Python mode",
+    "feast_store": "Feast as users call it: get_online_features, items in its SQLite store, native Python mode",
     "feast_pandas": "Feast's transformation alone (transform_arrow, pandas mode), inputs already fetched",
     "feast_python": "Feast's transformation alone (transform_dict, Python mode, NumPy inside), inputs already fetched",
 }
 FEWER_REPEATS = {"feast_store": 20}
-"""Slow contender → number by which its number of repeats is divided."""
+"""Slow contender → the factor by which its number of repeats is reduced."""
 MOST_BATCH_COST = 1.5
 """Aim: our CPU time of a batch is at most this many times the CPU time of hand-written Polars."""
 LEAST_SPEEDUP = 10.0
 """Aim: pandas or Feast needs at least this many times our CPU time for a request."""
 AIMED_AT = {
     "pandas": "hand-written pandas",
-    "feast_store": "Feast as it is called",
+    "feast_store": "Feast as users call it",
     "feast_pandas": "Feast's transformation alone, pandas mode",
     "feast_python": "Feast's transformation alone, Python mode with NumPy inside",
 }
-"""Rival to which the aim LEAST_SPEEDUP applies → description. Feast is measured and judged in three ways, and the
-reader decides which way matters."""
+"""Rival to which the aim LEAST_SPEEDUP applies → description. Feast is measured and judged in three ways, so that
+readers can choose the way that matters to them."""
 AGGREGATIONS = 8
 TOLERANCE = 1e-12
 """Floats a and b count as equal if their difference is at most this number times the largest of 1, |a| and |b|."""
@@ -178,12 +178,12 @@ def aims(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     if "cpu_seconds" in batch.get("polars", {}):
         cost = batch[OURS]["cpu_seconds"] / batch["polars"]["cpu_seconds"]
-        text = f"CPU time of a batch over hand-written Polars, at most {MOST_BATCH_COST}"
+        text = f"CPU time of a batch, divided by that of hand-written Polars: at most {MOST_BATCH_COST}"
         found.append({"aim": text, "value": round(cost, 2), "met": cost <= MOST_BATCH_COST})
     for name, words in AIMED_AT.items():
         if "us_cpu_median" in online.get(name, {}):
             speedup = online[name]["us_cpu_median"] / online[OURS]["us_cpu_median"]
-            text = f"{words}: its CPU time for a request over ours, at least {LEAST_SPEEDUP:g}"
+            text = f"CPU time of a request with {words}, divided by ours: at least {LEAST_SPEEDUP:g}"
             found.append({"aim": text, "value": round(speedup, 2), "met": speedup >= LEAST_SPEEDUP})
     return found
 
@@ -254,8 +254,8 @@ def report(result: Mapping[str, Any]) -> Report:
         versions=f"Rivals: {versions}.",
         words=[
             f"{result['num_features']} features, {result['num_aggregations']} of them aggregations of events.",
-            "A rival's time is shown only if its values equal ours: whole numbers, ids and lists exactly, floats to "
-            f"{result['tolerance']:g}.",
+            "A rival's time is shown only if its values equal ours: floats to within "
+            f"{result['tolerance']:g}, all other values exactly.",
         ],
         tables=[
             _table(
@@ -279,7 +279,7 @@ def _online_table(part: Mapping[str, Any], words: str) -> Table:
     return _table(
         f"one user with {part['num_events']:,} events, {part['num_candidates']:,} candidates; {words}",
         part,
-        ("µs per request, on the clock", "p99", "CPU µs", "requests"),
+        ("wall-clock µs per request", "p99", "CPU µs", "requests"),
         lambda f: (*(f"{f[name]:,.0f}" for name in ("us_median", "us_p99", "us_cpu_median")), str(f["repeats"])),
     )
 

@@ -2,7 +2,7 @@
 
 Eight of the features aggregate the user's events. The other features are typical inputs of a ranking model and cover
 all families of operators. The rivals in `benchmarks/rivals/` compute the same features from the same tables, and a test
-compares the names of the features. Features that do not depend on an item have one value per request. All other
+compares their names and values with ours. Features that do not depend on an item have one value per request. All other
 features have one value per candidate.
 """
 
@@ -52,8 +52,8 @@ item_age_days = request.time.seconds_since(item.born) / 86400.0
 features = FeatureSet(
     "bench",
     version=1,
-    # Events: count in a window, filtered count, last, distinct, sum, decayed sum, top k, and count of events with the
-    # candidate's category.
+    # Events: count in a window, filtered count, last item, distinct categories, sum, decayed sum, top k, and count of
+    # events with the candidate's category.
     events_7d=events.within(days(7)).count(),
     saves=events.where(events.action == "save").count(),
     last_click=clicks.last(events.item),

@@ -1,9 +1,9 @@
 """Checks whether a contender of `tackboard bench loader` gives the same batches as our loader.
 
-The module `contender` writes a file about one epoch. The check compares this file with the dataset and returns a
-sentence for each difference. The epoch must hold every training segment once and no other segment. The file also holds
-the tensors of some batches. Each tensor must equal, bit for bit, the tensor that `make_batch` makes from the same
-segments.
+The module `contender` writes a file with the digests of all segments of an epoch and with the tensors of some batches.
+The check compares this file with the dataset and returns a sentence for each difference. The epoch must hold every
+training segment once and no other segment. Each tensor must equal, bit for bit, the tensor that `make_batch` makes from
+the same segments.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HISTORY_COLUMNS = ("action", "surface", "time")
 
 
 def batch_arrays(batch: Any) -> dict[str, NDArray[Any]]:
-    """Returns every tensor of a batch by name. A tensor of a field that is a dictionary gets the name field/key."""
+    """Returns every tensor of a batch by name. If a field is a dictionary, its tensors are named field/key."""
     arrays = {}
     for field in dataclasses.fields(batch):
         value = getattr(batch, field.name)
@@ -34,7 +34,7 @@ def batch_arrays(batch: Any) -> dict[str, NDArray[Any]]:
 def digests(
     users: NDArray[np.int64], offsets: NDArray[np.int64], columns: dict[str, NDArray[Any]]
 ) -> NDArray[np.uint64]:
-    """Returns a hash for each segment [B]. It covers the user and all values of the events in their order."""
+    """Returns a hash for each segment [B]. The hash covers the user and all values of the events, in their order."""
     state = np.zeros(int(offsets[-1]), dtype=np.uint64)
     for seed, name in enumerate(("item", *HISTORY_COLUMNS, "is_positive")):
         state = mix64(state + mix64(columns[name].astype(np.int64), seed), seed)
@@ -94,7 +94,7 @@ class Reference:
         )
         names = {name.partition("/")[2] for name in told.files if name.startswith(f"{number}/")} - {"digests"}
         if names != set(ours):
-            return [f"batch {number} has {', '.join(sorted(names ^ set(ours)))} on one side only"]
+            return [f"batch {number}: only one side has {', '.join(sorted(names ^ set(ours)))}"]
         return [
             f"batch {number}: {name} differs"
             for name, array in ours.items()

@@ -3,7 +3,7 @@
     python -m tackboard.bench.loader.contender arrow events FOLDER speed,check
 
 The arguments are a contender, its variant, the folder that `data.prepare` wrote, and tasks. The last line of the output
-is one JSON object. A contender is a module with a class `Contender(folder, variant)`. The method
+is one JSON object of figures. A contender is a module with a class `Contender(folder, variant)`. The method
 `epoch(number, num_workers)` of the class yields the batches of an epoch as `SequenceBatch`. The tasks are:
 
     speed      measures CPU seconds of all processes for complete epochs, after a warm-up that is not counted
@@ -44,7 +44,7 @@ LIBRARIES = {"hugging_face": ("pandas", "datasets"), "ray": ("pandas", "ray.data
 WARM_UP_SECONDS = 1.0
 """The warm-up reads the first epoch and stops after this CPU time. It is not counted."""
 LEAST_SECONDS = 0.8
-"""Complete epochs are measured until they have used this CPU time, but at most MOST_EPOCHS epochs."""
+"""Complete epochs are measured until they have used this much CPU time, but at most MOST_EPOCHS epochs."""
 MOST_EPOCHS = 6
 KEPT_BATCHES = 3
 

@@ -8,8 +8,8 @@ This module takes a made-up dataset or the user's dataset, and writes a folder f
     setting.json       the setting of all contenders, and the names of actions and surfaces
 
 Decided: these files already hold the values that our loader computes while it reads (the split, the segments, actions
-as numbers, the hash rows and shares of all items). The time to write the files is not counted, so no rival is slow for
-lack of preparation.
+as numbers, the hash rows and shares of all items). The time to write the files is not counted. So no rival is slow
+because it lacks preparation.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ class Setting:
         )
 
     def window_rows(self, num_examples: int) -> int:
-        """Returns the number of examples in a window, for rivals without buckets. The dataset has `num_examples`."""
+        """Returns how many of the dataset's `num_examples` examples are in a window, for rivals without buckets."""
         return max(1, -(-num_examples * self.window_buckets // self.num_buckets))
 
     def open(self) -> SequenceSource:
-        """Opens the dataset as our loader reads it, with the default features of a model."""
+        """Opens the dataset in the way our loader does, with the default features of a model."""
         standard = functools.partial(features_for_model, DEFAULT_READS, max_history=self.max_length)
         return open_sequences(self.dataset, self.positive_actions, features=standard)
 
@@ -101,7 +101,7 @@ class Setting:
 
 
 def made_up_events(num_events: int, num_items: int, mean_length: int, seed: int) -> pa.Table:
-    """Makes up events, sorted by user and time. Few users have many events, and few items are in many events."""
+    """Makes up events, sorted by user and time. A few users and a few items have most of the events."""
     num_users = max(1, num_events // mean_length)
     weights = np.exp(SIGMA * keyed_random.normal(seed, 1, np.arange(num_users)))
     bounds = np.append(0, np.round(np.cumsum(weights) * (num_events / weights.sum()))).astype(np.int64)

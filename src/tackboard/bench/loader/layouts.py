@@ -9,10 +9,10 @@ values are unchanged, it returns the sizes of the files:
     grouped            one row per request, with one copy of the history and with lists of candidates and labels
     ours               requests without histories, and every event once; a reader assembles the histories
 
-Decided: all four layouts are compared with the same codec, once with snappy and once with zstd. Each column uses the
-smaller of Parquet's two usual encodings (dictionary or plain), as measured on the first rows. Flat rows are made one
-row group at a time, from grouped rows in memory. Only the first users are used, because flat rows repeat histories and
-would become too large.
+Decided: the comparison is made twice, with snappy and with zstd as the codec of all four layouts. Each column uses one
+of Parquet's two usual encodings (dictionary or plain): the one that is smaller on the first rows. Flat rows are made
+one row group at a time, from grouped rows in memory. Only the first users are used, because flat rows repeat histories
+and would become too large.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def measure_layouts(folder: Path, *, quick: bool = False) -> dict[str, Any]:
 def compare_layouts(
     dataset: Dataset, folder: Path, *, max_history: int = MAX_HISTORY, max_values: int = MAX_VALUES
 ) -> dict[str, Any]:
-    """Returns the bytes of each layout with each codec, and the size of "flat, shuffled" divided by these bytes.
+    """Returns the bytes of each layout with each codec, and how many times smaller it is than "flat, shuffled".
 
     Writes files to `folder` and removes them. Raises DataError if a layout does not return the same examples.
     """
@@ -207,7 +207,7 @@ def _check(
 
 
 def _whole_users(dataset: Dataset, max_history: int, max_values: int) -> tuple[pa.Table, pa.Table]:
-    """Returns the requests and events of the first users. Flat rows then have at most `max_values` history events."""
+    """Returns requests and events of the first users, so that flat rows have at most `max_values` history events."""
     requests, events = read_requests(dataset), dataset.read_events(list(EVENT_COLUMNS))
     users, event_users = numpy_column(requests, "user_id"), numpy_column(events, "user_id")
     # `values` is an upper bound, which assumes that every history holds all events of the user.
@@ -215,7 +215,7 @@ def _whole_users(dataset: Dataset, max_history: int, max_values: int) -> tuple[p
     values = np.cumsum(np.minimum(lengths, max_history) * _lengths(requests["item_id"]))
     num_rows = int(np.searchsorted(values, max_values, side="right"))
     if num_rows < len(users):
-        # The user whose requests exceed the limit is left out, unless this is the first user.
+        # The user who exceeds the limit is left out as a whole. But the first user is always kept.
         num_rows = int(np.searchsorted(users, users[num_rows])) or int(np.searchsorted(users, users[0], side="right"))
     last = users[num_rows - 1]
     num_events = int(np.searchsorted(event_users, last, side="right"))

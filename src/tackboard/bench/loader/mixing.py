@@ -1,13 +1,13 @@
 """Measures how well the training order mixes users, for windows of several sizes, compared with a full permutation.
 
 A window is a group of buckets whose segments are shuffled together. For a dataset of a given size, this module returns
-two ratios per window size. If a ratio is 1, the order mixes as well as a full permutation.
+two ratios per window size. A ratio of 1 means that the order mixes as well as a full permutation.
 
     spread       Each segment has a position in the sorted dataset, and each step has a mean position. The ratio is the
                  variance of this mean over steps, divided by the variance for a full permutation. A large ratio means
                  that gradients depend on the order of user ids.
-    neighbours   The ratio is the number of pairs of segments in a step that come from one bucket, divided by this
-                 number for a full permutation.
+    neighbours   Some pairs of segments in a step come from the same bucket. The ratio is the number of such pairs,
+                 divided by their number for a full permutation.
 
 No event is read, because the step plan alone decides the order. All segments have the same length, and all buckets have
 the same size.

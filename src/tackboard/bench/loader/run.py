@@ -1,8 +1,8 @@
 """`tackboard bench loader` measures the speed and the memory of our training loader and of three other loaders.
 
-The bench reads the user's dataset or a made-up dataset, and returns one object of numbers. Every contender must make
-the same kind of batches (`SequenceBatch`). Each user's events before the held-out event are cut into segments of at
-most `max_length` events. The segments are shuffled at least as well as by our windows, and a step has at most
+The bench reads the user's dataset or a made-up dataset, and returns a dictionary of figures. Every contender must make
+the same kind of batches (`SequenceBatch`): each user's events before the held-out event are cut into segments of at
+most `max_length` events, the segments are shuffled at least as well as by our windows, and a step has at most
 `tokens_per_step` events. `check` verifies the batches. If they are wrong, the time of the contender is not reported.
 
     speed      training segments per CPU-second of all processes, with one thread each; the median of several runs
@@ -46,7 +46,7 @@ PACKAGES = ("datasets", "ray", "pandas", "numpy", "pyarrow", "torch")
 MADE_UP = "made up"
 """Name of the dataset if the user gives no dataset."""
 LEAST_SPEEDUP = 2.0
-"""Aim: our loader makes at least this many times the examples per CPU-second of the fastest rival."""
+"""Aim: our loader makes at least this many times as many examples per CPU-second as the fastest rival."""
 MOST_GROWTH = 1.1
 """Aim: if the dataset is ten times as large, our peak memory is at most this many times as large."""
 GROWTH = 10
@@ -77,7 +77,7 @@ WITH_WORKERS = (OURS, "arrow")
 WATCHED = (OURS, "arrow", "hugging_face", "ray")
 """Contenders whose memory is measured."""
 LARGE_EVENTS = 5_000_000
-"""With more events than this, SLOWEST is left out, and the check is skipped because it keeps all events in memory."""
+"""Above this number of events, SLOWEST is left out, and the check is skipped because it keeps all events in memory."""
 SLOWEST = "hugging_face_torch"
 SHOWN_SETTINGS = ("max_length", "tokens_per_step", "window_buckets", "num_hashes", "positive_actions")
 MIB = 2**20
@@ -151,7 +151,7 @@ def measure(
 
 
 def setting_of(folder: Path, sizes: LoaderSizes, data: Path | None, growth: int) -> Setting:
-    """Returns the setting for all contenders. Makes up a dataset of `growth` times the size if the user gives none."""
+    """Returns the setting for all contenders. Without `data`, makes up a dataset of `growth` times the size."""
     if data is not None:
         return Setting(dataset=str(data), positive_actions=())
     say(f"making up {growth * sizes.num_events:,} events")
@@ -213,7 +213,7 @@ class Runner:
             return []
         differences = reference.differences(self.folder / f"{entry.module}_{entry.variant}_check.npz")
         if found["most_tokens"] > reference.setting.tokens_per_step:
-            differences.append(f"a step has {found['most_tokens']} events")
+            differences.append(f"a step has {found['most_tokens']} events, more than tokens_per_step")
         if differences and entry.module == OURS:
             raise TackboardError(f"our own batches differ from those of make_batch: {differences[0]}")
         return differences
@@ -256,7 +256,7 @@ def speed_figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def memory_figures(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the peak memory, and its difference to the memory of a process that has only loaded its libraries."""
+    """Returns the peak memory, and its excess over the memory of a process that has only loaded its libraries."""
     return {
         "peak_bytes": found["peak_bytes"],
         "above_idle_bytes": found["peak_bytes"] - found["idle_bytes"],
@@ -275,13 +275,13 @@ def aims(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     if others:
         fastest = max(others, key=lambda name: others[name])
         value = rates[OURS] / others[fastest]
-        text = f"examples per CPU-second over those of the fastest other ({fastest}), at least {LEAST_SPEEDUP:g}"
+        text = f"examples per CPU-second, divided by those of the fastest rival ({fastest}): at least {LEAST_SPEEDUP:g}"
         found.append({"aim": text, "value": round(value, 2), "met": value >= LEAST_SPEEDUP})
     peaks = [result["memory"].get(growth, {}).get(OURS, {}).get("peak_bytes") for growth in ("1", str(GROWTH))]
     # If the dataset is smaller than a window, all of it is in memory, so memory grows with the dataset.
     if all(peaks) and result["dataset"]["num_buckets"] >= result["setting"]["window_buckets"]:
         value = peaks[1] / peaks[0]
-        text = f"peak memory on {GROWTH} times the dataset over that on the smaller one, at most {MOST_GROWTH:g}"
+        text = f"peak memory on {GROWTH} times the data, divided by that on the data: at most {MOST_GROWTH:g}"
         found.append({"aim": text, "value": round(value, 2), "met": value <= MOST_GROWTH})
     return found
 
@@ -303,7 +303,7 @@ def report(result: Mapping[str, Any]) -> Report:
         words=[
             f"Segments of at most {setting['max_length']} events, at most {setting['tokens_per_step']:,} events in a "
             f"step, {setting['num_hashes']} table rows per item, windows of {setting['window_buckets']} buckets.",
-            f"{result['repeats']} processes each, the median.",
+            f"Speeds are medians over {result['repeats']} processes of each contender.",
         ],
         tables=[Table(title, rows[0], rows[1:]) for title, rows in tables(result)],
         notes=[*remarks(result), *aim_lines(result)],
@@ -316,7 +316,7 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
     if result["left_out"]:
         found.append(f"left out in this run: {', '.join(result['left_out'])}")
     if not result["checked"]:
-        found.append("batches of a dataset of this size are not compared; those of the made-up dataset are")
+        found.append("batches of a dataset of this size are not compared, but those of the made-up dataset are")
     for name, figures in result["contenders"].items():
         for sentence in [figures["failed"]] if "failed" in figures else figures.get("differs", []):
             found.append(f"{name}: {sentence}")
@@ -335,7 +335,7 @@ def tables(result: Mapping[str, Any]) -> list[tuple[str, Rows]]:
     if result["ladder"]:
         found.append(("ours, step by step", _speed_rows(result["ladder"].items())))
     if result["workers"]:
-        found.append(("one epoch on the clock, from a cold start", _worker_rows(result["workers"])))
+        found.append(("wall-clock time of one epoch, without a warm-up", _worker_rows(result["workers"])))
     for growth, memory in result["memory"].items():
         size = result["larger_dataset" if growth != "1" else "dataset"]["num_events"]
         found.append((f"peak memory over one epoch of {size:,} events", _memory_rows(memory)))

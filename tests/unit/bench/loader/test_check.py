@@ -53,7 +53,7 @@ def test_a_tensor_of_another_type_or_missing(loader_folder: Path, tmp_path: Path
     told["0/items"] = told["0/items"].astype(np.int32)
     del told["2/users"]
     found = differences(loader_folder, tmp_path, told)
-    assert found == ["batch 0: items differs", "batch 2 has users on one side only"]
+    assert found == ["batch 0: items differs", "batch 2: only one side has users"]
 
 
 def test_digests_depend_on_order_user_and_every_column() -> None:

@@ -76,7 +76,7 @@ def test_a_rival_with_other_batches_gets_no_time(loader_folder: Path, monkeypatc
     found = Runner(loader_folder, Path("python")).speed(entries, 2)
     assert found["tackboard"]["examples_per_cpu_s"] == 2000
     assert found["arrow"] == {"differs": ["items differs"]}
-    assert found["ray"] == {"differs": ["a step has 513 events"]}
+    assert found["ray"] == {"differs": ["a step has 513 events, more than tokens_per_step"]}
     assert [tasks for _, tasks, _ in asked] == ["speed,check"] * 3 + ["speed"]
     assert asked[3] == ("tackboard", "speed", False)
     monkeypatch.setattr(loader.Reference, "differences", lambda _self, _path: ["items differs"])
