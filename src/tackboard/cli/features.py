@@ -187,7 +187,7 @@ def features_replay(
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in result.mismatches.items() if count)
         others = sum(1 for other in report.features.values() if other.num_mismatches) - 1
         raise DataError(
-            f"the served values of feature {name} differ from those that training computes: "
+            f"the served values of feature {name} differ from training: "
             f"{result.num_mismatches:,} of {result.compared:,} values differ ({reasons})",
             allowed=f"number of other features that differ: {others}" if others else "",
             fix="docs/serving.md says what the reasons mean",

@@ -234,7 +234,7 @@ def test_a_replay_without_difference(replay: Callable[..., Any]) -> None:
 def test_a_replay_names_the_feature_that_differs_and_counts_the_others(replay: Callable[..., Any]) -> None:
     answer = replay([0, NUM_EVENTS, NUM_EVENTS], "--json")
     assert answer.code == 3
-    assert answer.err.startswith("error: the served values of feature num_items differ from those that training computes: 2 of 3")
+    assert answer.err.startswith("error: the served values of feature num_items differ from training: 2 of 3")
     assert answer.json()["features"]["num_events"]["mismatches"]["skew"] == 0
     assert answer.json()["features"]["num_items"]["examples"][0]["served"] == "-1"
     text = replay([0, NUM_EVENTS, NUM_EVENTS], "--examples", "1")
