@@ -187,7 +187,7 @@ def _label_lines(result: Labelled) -> list[str]:
     lines += [f"left out     {number:>12,}  {what}" for number, what in left_out if number]
     if counts.events_in_future:
         lines.append(
-            f"ignored      {counts.events_in_future:>12,}  events received in the future, for the end of the log"
+            f"ignored      {counts.events_in_future:>12,}  events received in the future, when finding the log's end"
         )
     return [*lines, f"dataset      {result.path}"]
 
