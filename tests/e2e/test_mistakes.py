@@ -541,7 +541,7 @@ MISTAKES = [
         "a model name with a blank",
         "export {workspace}/runs/latest --out b --name 'my model'",
         WRONG_USE,
-        "--name my model | letters, digits",
+        "--name my model is not valid | letters, digits",
     ),
     # Serving and scoring.
     Mistake(

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Measure what the documentation claims.", no_args_is_help=True, rich_markup_mode=None)
 
-Quick = Annotated[bool, typer.Option("--quick", help="Measure little and roughly, only to see that it works.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Measure only a little, to see that it works.")]
 Results = Annotated[Path | None, typer.Option("--results", help="Write the result into this folder, as Markdown.")]
-Hardware = Annotated[str, typer.Option("--hardware", help="Name this machine in a word, for the result's file name.")]
+Hardware = Annotated[str, typer.Option("--hardware", help="Name this machine in one word, for the result's file name.")]
 Data = Annotated[Path | None, typer.Option("--data", help="Read this dataset instead of a synthetic one.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 
@@ -91,7 +91,7 @@ def bench_feeding(
     for workers, figures in result["host"].items():
         lines.append(f"{workers:>7}   {figures['per_s']:>25}   {figures['per_cpu_s']:>14}")
     if result["device"] is None:
-        lines.append("no GPU here: how a step is fed was not measured")
+        lines.append("there is no GPU here, so the step time was not measured")
     lines += [f"{way:<36}{milliseconds:>9} ms" for way, milliseconds in (result["device"] or {}).items()]
     _print([*lines, *disturbance_lines(result)], result, as_json=json_output)
 
@@ -111,7 +111,7 @@ def bench_sequences(
 @app.command("loader")
 def bench_loader(
     data: Data = None,
-    repeats: Annotated[int | None, typer.Option("--repeats", min=1, help="Measure each this often; default 3.")] = None,
+    repeats: Annotated[int | None, typer.Option("--repeats", min=1, help="Measure this many times; default 3.")] = None,
     quick: Quick = False,
     results: Results = None,
     hardware: Hardware = "cpu",
@@ -141,24 +141,24 @@ def bench_overload(
 def bench_quality(
     dataset: str = typer.Option("ml-1m", "--dataset", help="Choose ml-1m, kakao-brunch or deskdrop."),
     data: Path | None = typer.Option(
-        None, "--data", envvar="TACKBOARD_DATA", help="Read your downloads here, or in the folder NAME in here."
+        None, "--data", envvar="TACKBOARD_DATA", help="Read the downloads in this folder, or in its folder DATASET."
     ),
     study: str = typer.Option(
         "compare", "--study", help="Choose compare, validate, reproduce, transfer, transfer-hidden or ablations."
     ),
-    methods: str = typer.Option("", "--methods", help="Name methods, between commas; default: the study's."),
+    methods: str = typer.Option("", "--methods", help="Name methods, separated by commas; default: the study's."),
     seeds: int | None = typer.Option(None, "--seeds", min=1, help="Use this many seeds; default: the study's."),
     ties: str = typer.Option(
-        "", "--ties", help="Order events of one instant by file, reverse, random; give one or more between commas."
+        "", "--ties", help="Order simultaneous events by these rules, separated by commas: file, reverse, random."
     ),
     overrides: list[str] = typer.Option(
         [], "--set", help="Change a setting of every method, or of one: --set METHOD:model.width=64. Repeatable."
     ),
-    quick: bool = typer.Option(False, "--quick", help="Use few users and steps, only to see in minutes that it works."),
+    quick: bool = typer.Option(False, "--quick", help="Use few users and steps, to see within minutes that it works."),
     work: Path = typer.Option(
         Path("runs/quality"), "--work", help="Keep finished cells in this folder, and continue from there."
     ),
-    jobs: int = typer.Option(1, "--jobs", min=0, help="Run this many cells at a time, in processes; 0: in this one."),
+    jobs: int = typer.Option(1, "--jobs", min=0, help="Run this many cells at once, in processes; 0: in this process."),
     device: str = typer.Option("auto", "--device", help="Train on cpu, cuda, or auto."),
     time_limit: float | None = typer.Option(
         None, "--time-limit", min=1.0, help="Save everything after this many seconds and exit with code 75."

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Make and look at datasets.", no_args_is_help=True, rich_markup_mode=None)
 
 Out = Annotated[Path, typer.Option("--out", help="Write into this folder of datasets.")]
-Newest = Annotated[Path, typer.Argument(help="Take the newest snapshot of this dataset's folder.")]
-Snapshot = Annotated[Path, typer.Argument(help="Take this snapshot, or the newest of this dataset's folder.")]
+Newest = Annotated[Path, typer.Argument(help="Take the newest snapshot in this dataset's folder.")]
+Snapshot = Annotated[Path, typer.Argument(help="Take this snapshot, or the newest snapshot in this dataset's folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
@@ -33,7 +33,7 @@ def data_synth(
     ] = None,
     json_output: Json = False,
 ) -> None:
-    """Make a synthetic world with known ground truth."""
+    """Make a dataset from a synthetic world, whose true probabilities are known."""
     from tackboard.core.config import apply_overrides
     from tackboard.events.dataset import check_name, open_dataset
     from tackboard.events.synthetic.world_config import load_world_config
@@ -52,8 +52,8 @@ def data_synth(
     lines = [
         *_counts(dataset),
         f"surfaces     {', '.join(dataset.surfaces)}",
-        f"popularity   {popularity['top_10_percent_share']:>12.1%}  of events fall on a tenth of the items",
-        f"repeats      {repeats['share']:>12.1%}  of events repeat an item of the user",
+        f"popularity   {popularity['top_10_percent_share']:>12.1%}  of events fall on the most popular tenth of items",
+        f"repeats      {repeats['share']:>12.1%}  of events are on an item that the user had before",
         f"dataset      {dataset.path}",
     ]
     typer.echo("\n".join(lines))
@@ -142,7 +142,7 @@ def data_label(
     negatives: Annotated[
         int | None, typer.Option(help="Keep at most this many negatives per request; default: all.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Draw the negatives by this seed.")] = 0,
+    seed: Annotated[int, typer.Option(help="Draw the negatives with this seed.")] = 0,
     json_output: Json = False,
 ) -> None:
     """Label each shown item by the actions that followed, and add the labelled requests to the dataset."""
@@ -182,12 +182,12 @@ def _label_lines(result: Labelled) -> list[str]:
         (counts.negatives_left_out, "negatives because of --negatives; the kept negatives have larger weights"),
         (counts.impressions_repeated, "impressions of an item that the request had shown already"),
         (counts.impressions_without_request, "impressions without a request"),
-        (counts.impressions_without_user, "impressions whose request has no event, so no user"),
+        (counts.impressions_without_user, "impressions whose request has no event, so their user is unknown"),
     )
     lines += [f"left out     {number:>12,}  {what}" for number, what in left_out if number]
     if counts.events_in_future:
         lines.append(
-            f"ignored      {counts.events_in_future:>12,}  events received in the future, to find the end of the log"
+            f"ignored      {counts.events_in_future:>12,}  events received in the future, when finding the log's end"
         )
     return [*lines, f"dataset      {result.path}"]
 
@@ -405,7 +405,7 @@ def _forget_in_store(url: str, user_ids: list[int]) -> dict[int, int]:
 def data_retain(
     dataset: Newest,
     days: float | None = typer.Option(
-        None, "--days", help="Keep this many days before the newest event; default: all."
+        None, "--days", help="Keep only the events of this many days up to the newest event; default: all."
     ),
     prune: bool = typer.Option(False, "--prune", help="Remove older snapshots that no unfinished run needs."),
     runs: Path = typer.Option(Path("runs"), "--runs", help="Look for unfinished runs in this folder, for --prune."),
@@ -437,5 +437,5 @@ def data_retain(
     for name, run in pruned.kept.items():
         typer.echo(f"kept      {folder / name}: the run {run} is unfinished and needs it")
     if result.num_events_removed and not prune:
-        typer.echo("          older snapshots still hold them; --prune removes those that no unfinished run needs")
+        typer.echo("          older snapshots still hold them; --prune removes snapshots that no unfinished run needs")
     typer.echo(f"dataset   {result.path}")

@@ -69,13 +69,13 @@ def _print_requests(result: dict[str, Any]) -> None:
         typer.echo(f"{row['label']}, {row['name']}".ljust(width) + "".join(f"{row[name]:18.4f}" for name in names))
     for mean, model in zip(result["rows"][::2], result["rows"][1::2], strict=True):
         if mean["auc"] >= model["auc"]:
-            typer.echo(f"the mean of each item is better than the model here (AUC of {model['label']})")
+            typer.echo(f"each item's mean label is better than the model here (AUC of {model['label']})")
 
 
 def _gap_sentence(closed: float) -> str:
     if closed >= 0:
         return f"the model goes {closed:.0%} of the way from the better baseline to the oracle (HR@10)"
-    return f"the model is behind the better baseline by {-closed:.0%} of the way from there to the oracle (HR@10)"
+    return f"the model is worse than the better baseline, by {-closed:.0%} of this baseline's gap to the oracle (HR@10)"
 
 
 def evaluate_run(
@@ -90,9 +90,9 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Evaluates one checkpoint and returns its metrics, which are also written to step-N.json in the run's eval folder.
 
-    metrics.json holds the metrics of the last evaluation. If `run` is a `Checkpoint`, it is not verified again.
-    `verified` is the snapshot that the run was trained on, if it is open already; it is not verified again. `code_file`
-    is the file of a user's own model, if the user named it.
+    metrics.json holds the metrics of the last evaluation. A `Checkpoint` as `run` is not verified again.
+    `verified` is the snapshot that the run was trained on, if the snapshot is open already, so that it is not verified
+    again. `code_file` is the file of a user's own model, if the user named it.
     """
     import torch
 
@@ -169,7 +169,7 @@ def _judge_rankings(
     if not can_retrieve(model):
         raise UsageError(
             f"{type(model).__name__} gives no vectors of users and items, so it cannot rank the whole catalogue",
-            allowed="needed for a model that was trained on segments: encode_users and encode_items",
+            allowed="a model that was trained on segments needs encode_users and encode_items",
             fix="derive the model from RetrievalModel, or train it on labelled requests",
         )
     sequences = source.read()

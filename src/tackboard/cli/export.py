@@ -11,7 +11,7 @@ import typer
 def export(
     run: Path = typer.Argument(..., help="Export this run or checkpoint folder."),
     out: Path = typer.Option(..., "--out", help="Write the bundle to this folder, which must not exist."),
-    name: str = typer.Option("model", "--name", help="Name the model in the server."),
+    name: str = typer.Option("model", "--name", help="Serve the model under this name."),
     version: str = typer.Option("1", "--version", help="Give the model this version, a whole number."),
     tables: str = typer.Option("fp16", "--tables", help="Store the tables in this precision: fp16 or fp32."),
     code: Path | None = typer.Option(
@@ -27,7 +27,7 @@ def export(
     from tackboard.export.exporter import export_bundle
 
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
-        raise UsageError(f"--name {name}", allowed="allowed: letters, digits, . _ -, at most 64")
+        raise UsageError(f"--name {name} is not valid", allowed="allowed: up to 64 letters, digits, . _ -")
     result = export_bundle(find_checkpoint(run), out, name=name, version=version, tables=tables, code_file=code)
     if json_output:
         typer.echo(json.dumps(result))

@@ -60,7 +60,7 @@ def features_check(
         typer.echo("  ".join(row[column].ljust(width) for column, width in zip(columns, widths, strict=True)).rstrip())
     typer.echo(f"feature set {features.name}, version {features.version}, {features.hash[:12]}: {len(rows)} features")
     if data is not None:
-        typer.echo(f"{data} has every column they read, of the declared type and within the declared range")
+        typer.echo(f"{data} has every column that they read, with the declared type and values in the declared range")
     for sentence in sentences(changes):
         typer.echo(f"since {against}: {sentence}")
     if against is not None and not changes:
@@ -92,7 +92,7 @@ def features_explain(
 @app.command("backfill")
 def features_backfill(
     spec: Spec,
-    data: Path = typer.Option(..., "--data", help="Take the newest snapshot of this dataset's folder."),
+    data: Path = typer.Option(..., "--data", help="Take the newest snapshot in this dataset's folder."),
     json_output: Json = False,
 ) -> None:
     """Compute the features of every event of a dataset and add them to it, as a new snapshot."""
@@ -171,7 +171,7 @@ def features_replay(
     data: Path = typer.Option(..., "--data", help="Take the events of the logged users from this dataset."),
     key: Path = typer.Option(..., "--key", help="Use the key that the server was given as --log-key."),
     limit: int | None = typer.Option(None, "--limit", min=1, help="Replay at most this many requests."),
-    examples: int = typer.Option(3, "--examples", min=0, help="Show this many differences of each feature."),
+    examples: int = typer.Option(3, "--examples", min=0, help="Show at most this many differences of each feature."),
     json_output: Json = False,
 ) -> None:
     """Compute logged features again from a dataset and compare them bit for bit. If some differ, exit with code 3."""
@@ -187,7 +187,7 @@ def features_replay(
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in result.mismatches.items() if count)
         others = sum(1 for other in report.features.values() if other.num_mismatches) - 1
         raise DataError(
-            f"feature {name} was served with other values than training computes: "
+            f"the served values of feature {name} differ from training: "
             f"{result.num_mismatches:,} of {result.compared:,} values differ ({reasons})",
             allowed=f"number of other features that differ: {others}" if others else "",
             fix="docs/serving.md says what the reasons mean",

@@ -42,7 +42,7 @@ def sequences_create(
             )
         fields[name] = kind
     create_store(store, StoreConfig(fields=fields, max_events=max_events)).close()
-    typer.echo(f"made {store}: at most {max_events:,} events of a user")
+    typer.echo(f"made {store}: it keeps at most {max_events:,} events of each user")
 
 
 @app.command("append")
@@ -62,8 +62,8 @@ def sequences_append(
     request: Annotated[str | None, typer.Option(help="Read request ids from this column.")] = None,
     position: Annotated[str | None, typer.Option(help="Read positions in requests (from 0) from this column.")] = None,
     received: Annotated[str | None, typer.Option(help="Read the log's times of receipt from this column.")] = None,
-    field: Annotated[list[str] | None, typer.Option(help="Keep a further column: COLUMN or name=COLUMN.")] = None,
-    max_bad_share: Annotated[float, typer.Option(help="Drop unusable rows up to this share of all rows.")] = 0.01,
+    field: Annotated[list[str] | None, typer.Option(help="Keep another column: COLUMN or name=COLUMN.")] = None,
+    max_bad_share: Annotated[float, typer.Option(help="Drop unusable rows, but fail above this share of rows.")] = 0.01,
     json_output: Json = False,
 ) -> None:
     """Append events. A store that does not exist is made from the log. Appending a file again changes nothing."""
@@ -130,13 +130,13 @@ def _print_appended(store: str, answer: Appended, report: ImportReport | None, *
 def sequences_read(
     store: Store,
     user: str = typer.Option(..., "--user", help="Show this user, by the id in the log."),
-    last: int | None = typer.Option(None, "--last", min=1, help="Show at most this many events, the newest."),
+    last: int | None = typer.Option(None, "--last", min=1, help="Show at most this many of the newest events."),
     since: str | None = typer.Option(
         None, "--since", help="Show events from this time on: ms since 1970, or ISO 8601."
     ),
     until: str | None = typer.Option(None, "--until", help="Show events before this time: ms since 1970, or ISO 8601."),
     received_before: str | None = typer.Option(None, "--received-before", help="Show what a request at this time saw."),
-    fields: str | None = typer.Option(None, "--fields", help="Show these columns, between commas; default: all."),
+    fields: str | None = typer.Option(None, "--fields", help="Show these columns, separated by commas; default: all."),
     json_output: Json = False,
 ) -> None:
     """Show a user's events, oldest first. An unknown user has no events."""
@@ -144,7 +144,7 @@ def sequences_read(
     from tackboard.events.sequence_store import open_store
 
     names = None if fields is None else [name.strip() for name in fields.split(",") if name.strip()]
-    # A user such as `42` has one id if the log's ids are numbers, and another id if they are text. Both ids are read.
+    # A user such as `42` has one id if the log's ids are numbers, and another id if they are text. Read both.
     with open_store(store) as opened:
         found = [
             opened.read(
@@ -184,7 +184,7 @@ def _milliseconds(option: str, text: str | None) -> int | None:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise UsageError(
-            f"{option} {text!r} is no time", allowed="allowed: ms since 1970, or ISO 8601 such as 2026-11-15T10:00:00Z"
+            f"{option} {text!r} is not a time", allowed="allowed: ms since 1970, or ISO 8601 like 2026-11-15T10:00:00Z"
         ) from None
     return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
@@ -192,7 +192,7 @@ def _milliseconds(option: str, text: str | None) -> int | None:
 @app.command("correct")
 def sequences_correct(
     store: Store,
-    data: Path = typer.Option(..., "--data", help="Take this snapshot, or the newest of this dataset's folder."),
+    data: Path = typer.Option(..., "--data", help="Use this snapshot, or the newest snapshot in this dataset folder."),
     compare_only: bool = typer.Option(False, "--compare", help="Say what would change; change nothing."),
     json_output: Json = False,
 ) -> None:

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 def serve(
     bundle: Path = typer.Argument(..., help="Serve this bundle, as written by `tackboard export`."),
     host: str = typer.Option("127.0.0.1", help="Listen on this address; other machines need a token or --insecure."),
-    port: int = typer.Option(8000, help="Listen on this port; 0 takes a free one."),
+    port: int = typer.Option(8000, help="Listen on this port; 0 takes a free port."),
     max_queue: int = typer.Option(64, help="Let at most this many requests wait for the model; more get 429."),
     timeout_ms: int = typer.Option(1000, help="Answer within this many ms if a request names no deadline."),
     max_body_mib: int = typer.Option(64, help="Accept request bodies up to this size, in MiB."),
     max_candidates: int = typer.Option(10_000, help="Accept at most this many candidates in a request."),
     max_connections: int = typer.Option(
-        512, help="Keep at most this many connections; a further one replaces an idle one or gets 429."
+        512, help="Keep at most this many connections; a new connection replaces a waiting one or gets 429."
     ),
     max_connections_per_address: int = typer.Option(
         256, help="Keep at most this many connections of one client; a proxy may need more."
@@ -32,13 +32,13 @@ def serve(
     max_events: int = typer.Option(100_000, help="Accept at most this many events in a request's history."),
     drain_timeout_s: float = typer.Option(25.0, help="Give admitted requests this time after SIGTERM, in seconds."),
     threads: int | None = typer.Option(None, help="Use this many threads; default: all usable cores but one."),
-    code: Path | None = typer.Option(None, help="Run this Python file of your own model."),
+    code: Path | None = typer.Option(None, help="Run this Python file, which holds a model of your own."),
     port_file: Path | None = typer.Option(None, help="Write the port to this file once the server is ready."),
     token_file: Path | None = typer.Option(None, help="Read the token from this file instead of TACKBOARD_TOKEN."),
     insecure: bool = typer.Option(False, "--insecure", help="Serve other machines without a token."),
-    log_features: Path | None = typer.Option(None, help="Log the model's inputs here, for `features replay`."),
+    log_features: Path | None = typer.Option(None, help="Log served features into this folder, for `features replay`."),
     log_key: Path | None = typer.Option(
-        None, help="Hide users in the log of inputs by the key in this file: 64 hex digits."
+        None, help="Hash user ids in the log of features with the key in this file: 64 hex digits."
     ),
     log_sample: float = typer.Option(1.0, help="Log this share of the requests, 0 to 1."),
 ) -> None:
@@ -82,13 +82,13 @@ def serve(
         ),
     )
     if port_file is not None:
-        # A killed server may have left this file, and a script would then read the wrong port from it.
+        # A killed server may have left this file behind, and a script would read a wrong port from it.
         port_file.unlink(missing_ok=True)
     # A taken port is reported before torch is imported and the model is loaded, because both may take long.
     take_port(config).close()
     from tackboard.scoring.scorer import Scorer
 
-    # One core is left to the event loop. Otherwise each kernel would wait for its thread on the loop's core.
+    # One core is left to the event loop. Otherwise a kernel would wait for the thread that shares a core with the loop.
     scorer = Scorer.load(bundle, code_file=code, num_threads=threads or max(1, usable_cores() - 1))
     log = None if log_features is None else FeatureLog(log_features, scorer.features, key, log_config)
     _run(scorer, config, log, port_file)
@@ -107,7 +107,7 @@ def _run(scorer: Scorer, config: ServeConfig, log: FeatureLog | None, port_file:
         if port_file is not None:
             port_file.unlink(missing_ok=True)
     if not ended:
-        # A thread still computes scores that nobody waits for, and a normal exit would wait for this thread.
+        # A thread still computes scores that nobody waits for. A normal exit may abort while a thread runs in torch.
         sys.stdout.flush()
         os._exit(0)
 
@@ -133,9 +133,9 @@ def score(
     token_file: Path | None = typer.Option(None, help="Read the token from this file, not TACKBOARD_TOKEN."),
     offline: bool = typer.Option(False, "--offline", help="Score in this process, from --bundle, without a server."),
     bundle: Path | None = typer.Option(None, help="Score with this bundle; for --offline."),
-    code: Path | None = typer.Option(None, help="Run this Python file of your own model; for --offline."),
+    code: Path | None = typer.Option(None, help="Run this file, which holds a model of your own; for --offline."),
     json_output: bool = typer.Option(False, "--json", help="Print one JSON object instead of text."),
-    top_k: int | None = typer.Option(None, help="Print at most this many candidates, the best."),
+    top_k: int | None = typer.Option(None, help="Print at most this many of the best candidates."),
 ) -> None:
     """Score candidates for one user's history and print them, best first."""
     import sys

@@ -108,7 +108,7 @@ def _print_settings(config: RunConfig) -> None:
 
 
 def _find_run(config: RunConfig, runs: Path, resume: str) -> RunDirectory | None:
-    """Returns the run to continue, or None for a new run. Changed settings that affect the result raise UsageError."""
+    """Returns the run to resume, or None for a new run. Raises UsageError if settings that affect the result differ."""
     from tackboard.core.errors import UsageError
     from tackboard.core.progress import say
     from tackboard.core.rundir import RunDirectory
@@ -125,7 +125,7 @@ def _find_run(config: RunConfig, runs: Path, resume: str) -> RunDirectory | None
         raise UsageError(
             f"{resume} was started with other settings: {', '.join(changed)[:200]}",
             allowed="a resumed run keeps the settings that decide its result",
-            fix="leave these as they were, or start a new run with --resume never",
+            fix="leave these settings as they were, or start a new run with --resume never",
         )
     return run
 

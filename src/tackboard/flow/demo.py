@@ -3,7 +3,7 @@
 The demo makes a dataset, a run, a bundle, logs and `report.html`, all in one folder. Every step is a `tackboard`
 command in a process of its own. This module only starts the commands, reads their JSON and sends requests to the server
 as any client would. Decided: the demo replaces only the files that a demo writes, and only in a folder that an earlier
-demo made. The demo fails if server and offline scores differ by more than 1e-5 of the largest score.
+demo made. The demo fails if server and offline scores differ by more than 1e-5 of the largest absolute score.
 """
 
 import contextlib
@@ -93,7 +93,7 @@ def run_demo(config: DemoConfig, *, live: bool | None = None) -> Outcome:
         display.end(f"{len(every)} requests of {config.num_candidates:,} candidates, median {np.median(every):.1f} ms")
         display.begin("compare")
         stages["compare"], difference = _compare(config, bundle, requests, served, display)
-        display.end(f"server and offline scores differ by at most {difference:.1e} of the largest")
+        display.end(f"server and offline scores differ by at most {difference:.1e} of the largest score")
         display.begin("replay")
         stages["replay"] = replayed = _replay(config, dataset)
         display.end(
@@ -195,7 +195,7 @@ class TrainingWatch:
                 self._num_steps = int(read_json(self._run / "config.json")["training"]["steps"])
         with (self._run / "metrics.jsonl").open("rb") as file:
             if file.seek(0, os.SEEK_END) < self._offset:
-                self._offset = 0  # The file got shorter: a run that is rolled back cuts its metrics.
+                self._offset = 0  # The file became shorter: a run that goes back to a checkpoint cuts its metrics.
             file.seek(self._offset)
             added = file.read()
         end = added.rfind(b"\n") + 1
@@ -329,7 +329,7 @@ def _require_equal(difference: float, what: str) -> None:
         raise StageError(
             f"{what} differ by {difference:.2e} of the largest absolute score",
             allowed=f"allowed: {TOLERANCE:.0e}",
-            fix="this is a bug: the server and the offline scorer must agree",
+            fix="this is a bug: these scores must agree",
         )
 
 

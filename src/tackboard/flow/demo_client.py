@@ -62,7 +62,7 @@ class ServerAnswers:
 
 
 def draw_requests(dataset: Path, *, num_requests: int, num_candidates: int) -> list[UserRequest]:
-    """Draws one request for each of `num_requests` users (or of all users, if there are fewer).
+    """Draws `num_requests` users, or takes all users if there are fewer, and makes one request for each user.
 
     The request time is 1 ms after the user's last event. A history holds the events that had been received before the
     request, so late events are left out. The candidates of a request are distinct, unless the catalogue is smaller than
@@ -132,7 +132,7 @@ def send(
 ) -> ServerAnswers:
     """Sends the requests one after another. Requests and answers are raw tensors if `binary`, else JSON.
 
-    After each request `watch` is called with the number of answered requests and the newest latency in ms. Raises
+    After each answer `watch` is called with the number of answered requests and the newest latency in ms. Raises
     UnansweredError if the server refuses a request or does not answer.
     """
     from tritonclient.http import InferRequestedOutput
@@ -193,7 +193,7 @@ def _inputs(request: UserRequest, datatypes: dict[str, str], *, binary: bool) ->
     columns = {f"history_{name}": request.history[name] for name in HISTORY_FIELDS}
     columns |= {"candidate_item": request.candidates, "user": [request.user]}
     columns["request_time_ms"] = [request.request_time_ms]
-    # User ids may be strings even if item ids are numbers. The server takes both types.
+    # User ids may be strings even if item ids are numbers, so the type of the user id itself decides.
     datatypes = datatypes | {"user": "INT64" if isinstance(request.user, int) else "BYTES"}
     inputs = []
     for name, values in columns.items():

@@ -55,8 +55,8 @@ def render(outcome: Outcome) -> str:
     _add_time(page.section("Time and memory"), outcome)
     by_hand = page.section("The same by hand")
     by_hand.text(
-        "What the demo ran, with --json left out and a fixed port for the server. Nothing is overwritten: export into "
-        "another folder, or remove the bundle first."
+        "These commands repeat the demo by hand. The server logs no features here, so replay reads the demo's own log. "
+        "Export overwrites nothing: choose another folder, or remove the bundle first."
     )
     by_hand.code("\n".join(commands_by_hand(outcome)))
     return page.render()
@@ -66,7 +66,7 @@ def verdict(outcome: Outcome) -> str:
     """Says what the target is, and whether it was met."""
     target = f"at least {TARGET_GAP_CLOSED:.0%} of the gap between the better baseline's HR@10 and the oracle's"
     if outcome.quick:
-        return f"The target is {target}. This was a quick run, which trains too little to be judged by it."
+        return f"The target is {target}. This was a quick run, which trains too little to be judged by this target."
     met = "Met" if outcome.target_met else "Not met"
     return f"Target, fixed before the first comparison: {target}. {met}: the model closes {outcome.gap_closed:.1%}."
 
@@ -182,7 +182,7 @@ def _add_quality(section: Section, outcome: Outcome) -> None:
 def _add_serving(section: Section, outcome: Outcome) -> None:
     section.text(
         "Requests went through the unmodified public client tritonclient over HTTP, one after another on one "
-        f"connection, from this machine. Each carries what is known of one user and {outcome.num_candidates:,} "
+        f"connection, from this machine. Each carries the known events of one user and {outcome.num_candidates:,} "
         "candidates; the user's part of the model runs once per request."
     )
     latencies = outcome.latencies_ms
@@ -231,10 +231,10 @@ def _add_features(section: Section, outcome: Outcome) -> None:
             align=["left", "left", "left", "left"],
         )
     section.text(
-        f"The server logged what it served. Computed again in batch from the dataset, seeing only what had been "
-        f"received before each request: {replayed.require('num_values'):,} values of "
-        f"{replayed.require('num_compared'):,} requests, of which {replayed.require('num_mismatches'):,} differ in any "
-        f"bit. {replayed.require('num_late'):,} requests have events that were received only after the request."
+        f"The server logged the features that it served. They were computed again in batch from the dataset, from what "
+        f"had been received before each request. Of {replayed.require('num_values'):,} values in "
+        f"{replayed.require('num_compared'):,} requests, {replayed.require('num_mismatches'):,} differ in at least one "
+        f"bit. {replayed.require('num_late'):,} requests have events that happened before them but came in later."
     )
     section.text(
         f"Of each event, training held {', '.join(trimming['read'])} in memory ({_bytes(trimming['bytes'])}) and left "
@@ -291,7 +291,7 @@ def _add_time(section: Section, outcome: Outcome) -> None:
 
 
 def commands_by_hand(outcome: Outcome) -> list[str]:
-    """Returns the commands of every stage as a user would type them. The client is started after the server."""
+    """Returns commands that repeat the demo, as a user would type them. The first `score` needs the running server."""
     lines = []
     for name in ("data", "train", "evaluate", "export"):
         lines.append(typed([word for word in outcome.stages[name].arguments if word != "--json"]))
@@ -305,7 +305,7 @@ def commands_by_hand(outcome: Outcome) -> list[str]:
 
 
 def _num_parameters(run: Path) -> str:
-    """Returns the number of parameters that training recorded, or words that say that the number is unknown."""
+    """Returns the number of parameters that training recorded, or the words "an unknown number of"."""
     path = run / "events.jsonl"
     events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     counts = [event["parameters"] for event in events if "parameters" in event]

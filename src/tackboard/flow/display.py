@@ -67,7 +67,7 @@ class Display:
         """Ends the stage; `outcome` is its result in a few words."""
         line = f"{self._label()}  {time.monotonic() - self._started:6.1f} s  {outcome}"
         if self._progress is not None:
-            # A plain line replaces the live line, because a narrow terminal wraps a plain line instead of cutting it.
+            # A plain line replaces the live line. A narrow terminal cuts a live line, but only wraps a plain line.
             self._progress.remove_task(self._task)
             self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
         else:

@@ -4,8 +4,8 @@ Because each step has its own process, its peak memory can be measured, and a st
 waits for the step that it builds on. When time is up, or the program must stop, processes get SIGTERM. A process that
 trains then saves its state and ends, and the next call continues from that state. If this process dies, the processes
 of steps end in the same way. A process that dies of a signal (a crash, or the kernel's out-of-memory killer) is started
-again from its last checkpoint, because several processes may share a GPU, and a fault of one process can kill all of
-them. The process of a step calls `run_step`.
+again from its last checkpoint. The reason: several processes may share a GPU, and a fault of one process can kill all
+of them. The process of a step calls `run_step`.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ NUM_TAIL_LINES = 50
 MAX_TRIES = 4
 """A step whose process dies of a signal is started at most this many times in one call."""
 LATE_S, LATE_SHARE = 60.0, 0.1
-"""No step starts in the last 60 s (or the last tenth, if shorter) of the time limit, because the step would soon have
-to stop."""
+"""No step starts in the last 60 s of the time limit, or in its last tenth if that is shorter, because such a step would
+soon have to stop."""
 GRACE_S = 60.0
 """A stopped process may take this long to save its state. After that it is killed and loses unsaved work."""
 
 
 def step_name(label: str, inputs: Mapping[str, Any]) -> str:
-    """Returns the label with a hash of all inputs of a step. So a name stands for the same work on every machine."""
+    """Returns the label and a hash of all inputs of a step, so that a name means the same work on every machine."""
     text = json.dumps(inputs, sort_keys=True)
     return f"{label}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
@@ -90,7 +90,7 @@ class JobReport:
     """Number of steps that this call finished."""
     failures: tuple[Failure, ...]
     left: tuple[Step, ...]
-    """Steps that are unfinished because time was up or because a step that they build on failed."""
+    """Unfinished steps: time was up, the program was asked to stop, or a step that they build on failed."""
     is_stopped: bool
     """Whether steps are left because time was up or the program was asked to stop."""
 

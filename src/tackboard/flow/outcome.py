@@ -53,9 +53,9 @@ class Outcome:
 
     @property
     def gap_closed(self) -> float:
-        """The share that the model closes of the gap in HR@10 between the better baseline and the oracle.
+        """How much of the gap in HR@10 between the better baseline and the oracle the model closes, as a share.
 
-        NaN if there is no gap, which happens only if the world is too small to judge a model.
+        NaN if there is no gap. This happens only if the world is too small to judge a model.
         """
         value = self.stages["evaluate"].require("gap_closed")
         return math.nan if value is None else float(value)

@@ -73,7 +73,7 @@ def test_every_step_that_was_evaluated_keeps_its_figures(
     ("closed", "sentence"),
     [
         (0.414, "the model goes 41% of the way from the better baseline to the oracle (HR@10)"),
-        (-1.73, "the model is behind the better baseline by 173% of the way from there to the oracle (HR@10)"),
+        (-1.73, "the model is worse than the better baseline, by 173% of this baseline's gap to the oracle (HR@10)"),
     ],
 )
 def test_how_far_the_model_is_from_the_oracle(closed: float, sentence: str) -> None:

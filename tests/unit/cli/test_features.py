@@ -53,7 +53,7 @@ def test_check_shows_a_table(tackboard: Program, tmp_path: Path, tiny_dataset: P
     assert answer.out.endswith(": 2 features\n")
     fits = tackboard("features", "check", write(tmp_path, "last=events.last(events.item)"), "--data", tiny_dataset)
     assert fits.code == 0
-    assert fits.out.splitlines()[-1].startswith(f"{tiny_dataset} has every column they read")
+    assert fits.out.splitlines()[-1].startswith(f"{tiny_dataset} has every column that they read")
 
 
 def test_check_prints_json(tackboard: Program, tmp_path: Path, tiny_dataset: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_replay_without_difference(replay: Callable[..., Any]) -> None:
 def test_a_replay_names_the_feature_that_differs_and_counts_the_others(replay: Callable[..., Any]) -> None:
     answer = replay([0, NUM_EVENTS, NUM_EVENTS], "--json")
     assert answer.code == 3
-    assert answer.err.startswith("error: feature num_items was served with other values than training computes: 2 of 3")
+    assert answer.err.startswith("error: the served values of feature num_items differ from training: 2 of 3")
     assert answer.json()["features"]["num_events"]["mismatches"]["skew"] == 0
     assert answer.json()["features"]["num_items"]["examples"][0]["served"] == "-1"
     text = replay([0, NUM_EVENTS, NUM_EVENTS], "--examples", "1")

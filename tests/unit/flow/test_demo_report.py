@@ -43,8 +43,8 @@ def test_report_shows_what_was_measured(demo_outcome: Outcome) -> None:
         "items.weight: 20,000 rows of 32 fp16 numbers",
         "num_before",
         "What the user did before.",
-        "4,321 values of 210 requests, of which 0 differ in any bit",
-        "17 requests have events that were received only after",
+        "Of 4,321 values in 210 requests, 0 differ in at least one bit",
+        "17 requests have events that happened before them but came in later",
         "item, action in memory (6.4 kB)",
         "surface on disk (3.2 kB saved)",
     ):
