@@ -64,7 +64,7 @@ class Variant:
     """A recipe, and the recipe that it is compared with."""
 
     name: str
-    """Name of the recipe without its beginning `ablation-QUESTION-`."""
+    """Name of the recipe without its prefix `ablation-QUESTION-`."""
     title: str
     against: str = ""
     """Name of the variant that this variant is compared with; empty if this variant is compared with none."""

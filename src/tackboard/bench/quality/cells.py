@@ -10,7 +10,7 @@ names no machine, so the hash of the description identifies the work on every ma
     WORK/runs/<label>-<hash>/             the run directory of a cell that trains; an unfinished cell continues there
     WORK/logs/<label>-<hash>.log          output of the process that ran the cell
 
-The folder `cells` is small. To continue on another machine, copy this folder; datasets are prepared there again.
+The folder `cells` is small. To continue on another machine, copy this folder; datasets are prepared again there.
 Decided: a result of an older version may still count. If the old description lacks a setting, the setting gets today's
 default. The old result counts if the description then equals the description of today's cell. Without this rule, every
 new setting would throw away days of results. Each result records the commit that made it.

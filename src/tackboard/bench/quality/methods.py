@@ -45,7 +45,7 @@ QUICK_RATE = 3e-3
 """Learning rate with `--quick`; it is high because there are few steps."""
 PUBLISHED_EPOCHS = 101
 EPOCHS, LARGE_EPOCHS = 60, 3
-"""Largest number of passes over the data, for small and for large catalogues. Validation chooses the actual number."""
+"""Largest number of passes of a rival, for small and for large catalogues. Validation chooses the actual number."""
 DRAWN_ITEMS, QUICK_DRAWN_ITEMS = 16_384, 1_024
 """Number of items drawn for each step from a large catalogue, without and with `--quick`."""
 LARGE_CATALOGUE = 50_000

@@ -236,7 +236,7 @@ def _compare_table(context: StudyContext, cells: Sequence[Cell], find: Find) -> 
         few = config["model"]["config"]["loss"]["num_negatives"]
         notes.append(f"For each prediction, the softmax of rivals covers {few:,} drawn items.")
     if published:
-        notes.append("Published figures of HSTU and of sampled-softmax SASRec were measured during training.")
+        notes.append("The publishers of HSTU and sampled-softmax SASRec ranked the test event during training.")
     return {
         "sections": sections,
         "notes": notes,

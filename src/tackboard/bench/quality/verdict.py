@@ -95,7 +95,7 @@ def verdict(measured: Measured, published: int | None, *, is_lower_better: bool 
 
 
 def _same(measured: Measured) -> str:
-    """Returns "agree" if both methods are about equal, "disagree" if they differ, otherwise "cannot tell"."""
+    """Returns "agree" if both methods are about equal, "disagree" if they clearly differ, else "cannot tell"."""
     margin = SAME_SHARE * abs(float(np.mean(measured.theirs)))
     low, high = measured.reach
     if -margin < low and high < margin:

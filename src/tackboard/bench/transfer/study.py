@@ -177,7 +177,7 @@ def _table(
                     ("Differences of the other metrics, for comparison", False),
                 )
             ),
-            section("Predictions with no model", ["examples", "", *METRICS], [_means_row(row) for row in rows_of_means]),
+            section("Predictions from means", ["examples", "", *METRICS], [_means_row(row) for row in rows_of_means]),
             section(
                 "Test, each seed",
                 ["examples", "", "seed", *METRICS, "validation log_loss", "rate", "steps", "epochs", "s"],
