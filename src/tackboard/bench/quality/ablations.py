@@ -48,14 +48,14 @@ JUDGED = ("ndcg@10", "hr@10")
 HELD_OUT = 2
 """The judged event is the second-last positive event. This is the validation event, which serves to choose settings."""
 AHEAD = (5, 10)
-"""Losses are also compared by how well a model ranks the 5th and the 10th event after the end of the history. If a loss
-that looks further ahead is better on any event, it should be better on these events."""
+"""Losses are also compared by how well a model ranks the 5th and the 10th event after the end of the history. These
+events should favour losses that look further ahead."""
 QUICK_STEPS, QUICK_TOKENS = 20, 2_048
 NOTES = [
     "Recipes are judged at the end of their schedule. No method saw the test event.",
-    "The publication measured saves in a ranker after fine-tuning; here the next item is ranked. So directions can be "
-    "compared, but sizes cannot.",
-    f"If the publication found next to no difference, agree means: within {SAME_SHARE:.0%}, by users and by seeds.",
+    "The publication measured saves in a ranker after fine-tuning; here the next item is ranked. So the directions of "
+    "differences can be compared, but their sizes cannot.",
+    f'If the publication found almost no difference, "agree" means within {SAME_SHARE:.0%}, by users and by seeds.',
 ]
 
 
@@ -64,7 +64,7 @@ class Variant:
     """A recipe, and the recipe that it is compared with."""
 
     name: str
-    """Name of the recipe without its beginning `ablation-QUESTION-`."""
+    """Name of the recipe without its prefix `ablation-QUESTION-`."""
     title: str
     against: str = ""
     """Name of the variant that this variant is compared with; empty if this variant is compared with none."""
@@ -76,7 +76,7 @@ class Variant:
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A question, and the recipes that answer it. Two recipes that are compared differ in one thing only."""
+    """A question, and the recipes that answer it. Compared recipes differ only in what the question asks about."""
 
     name: str
     title: str
@@ -117,7 +117,7 @@ QUESTIONS = (
             Variant("eighth", "about 2.5 passes"),
             Variant("half", "about 10 passes", "eighth", 1, "longer is better"),
             Variant("base", "about 20 passes", "half", 1, "longer is better"),
-            Variant("double", "about 40 passes", "base", 1, "longer is better, to about 3 passes of theirs"),
+            Variant("double", "about 40 passes", "base", 1, "longer is better, up to about 3 of their passes"),
         ),
     ),
     Question(
@@ -334,19 +334,19 @@ def _table(
 
 def _protocol(context: StudyContext, results: Sequence[Result]) -> str:
     """Describes how the recipes are judged, for the report."""
-    users = f" of {results[0].values['num_ranked_users']:,} users" if results else ""
+    users = f" of each of {results[0].values['num_ranked_users']:,} users" if results else ""
     if context.bench.name == "deskdrop":
         saves = " or ".join(SAVES)
         return (
-            f"the article of the last {saves} but one{users} is ranked among all articles that the user has not met, "
-            "from what the user did before meeting it; training ends there too; the judgement does not depend on a "
-            "recipe's positives; equal scores count against the held-out article"
+            f"Each recipe ranks the article of the second-last {saves}{users} among all articles that are new to the "
+            "user. The history and the training data end before the user's first event with this article. All recipes "
+            "are judged on the same articles. Articles with the same score as the held-out article rank above it."
         )
-    seen = "items of the history taken out" if context.bench.filter_seen else "items of the history kept"
+    seen = "without the items of the history" if context.bench.filter_seen else "with the items of the history"
     return (
-        f"validation: the last event but one{users} is ranked among the whole catalogue, {seen}, at the end of each "
-        f"schedule; no method sees the last event; equal scores count against the held-out item; ties: "
-        f"{context.one_rule()}. {context.bench.note}"
+        f"Validation: each recipe ranks the second-last event{users} in the whole catalogue {seen}, at the end of its "
+        f"schedule. No recipe sees the last event. An item with the same score as the held-out item counts as ranked "
+        f"above it. Tie rule: {context.one_rule()}. {context.bench.note}"
     )
 
 

@@ -11,10 +11,10 @@ This module reads the description of a cell and writes the result under WORK/cel
     published  fits with the last event held out and ranks this event at every checkpoint, as the publications of SASRec
                and HSTU did; keeps the last figure and the best figure, although it is cheating to choose on test data
 
-Some studies add other stages, and `STAGES` lists all stages. A run keeps the ranks of each checkpoint as files. So a
-run that continues after a kill ranks no checkpoint twice. If the newest checkpoint must be ranked and has no ranks yet,
-it is ranked before training continues. The process has the exit codes of the command `tackboard`. For example, 75 means
-that the state is saved and the cell is not finished.
+Some studies add other stages, and `STAGES` lists all stages. A run keeps the ranks of each ranked checkpoint in a file.
+So a run that continues after a kill ranks no checkpoint twice. If the newest checkpoint must be ranked and has no ranks
+yet, it is ranked before training continues. The process has the exit codes of the command `tackboard`. For example, 75
+means that the state is saved and the cell is not finished.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Judge:
         return ranks
 
     def rank_model(self, model: Any, config: RunConfig, *, skip_newest: int = 0) -> NDArray[np.int64]:
-        """Returns the ranks by a model that reads histories without their `skip_newest` newest events [U]."""
+        """Returns the ranks that a model gives if it reads histories without their `skip_newest` newest events [U]."""
         started = time.perf_counter()
         score = rank_model(
             model, self.sequences, config.model.tables, config.model.max_history, skip_newest=skip_newest

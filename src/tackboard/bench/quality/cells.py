@@ -10,10 +10,10 @@ names no machine, so the hash of the description identifies the work on every ma
     WORK/runs/<label>-<hash>/             the run directory of a cell that trains; an unfinished cell continues there
     WORK/logs/<label>-<hash>.log          output of the process that ran the cell
 
-The folder `cells` is small, and copying it is enough to continue on another machine. Decided: a result of an older
-version may still count. If the old description lacks a setting, the setting gets today's default. The old result counts
-if the description then equals the description of today's cell. Without this rule, every new setting would throw away
-days of results. Each result records the commit that made it.
+The folder `cells` is small. To continue on another machine, copy this folder; datasets are prepared again there.
+Decided: a result of an older version may still count. If the old description lacks a setting, the setting gets today's
+default. The old result counts if the description then equals the description of today's cell. Without this rule, every
+new setting would throw away days of results. Each result records the commit that made it.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class Cell:
     stage: str
     """Name of the stage: see STAGES in cell.py."""
     protocol: Mapping[str, Any]
-    """Settings of the judgement, and other settings that the stage reads."""
+    """How results are judged, and other settings that the stage reads."""
     config: Mapping[str, Any] | None = None
-    """Config of the run as JSON (`config_to_json`), which names the prepared dataset; None if the cell fits nothing."""
+    """Config of the run as JSON (`config_to_json`), which names the prepared dataset; None if the stage reads none."""
     after: Cell | None = None
     """The cell whose result this cell reads, for example to get the chosen number of steps."""
 
@@ -141,11 +141,11 @@ class Work:
             raise UsageError(f"--work {root} is a file", allowed="allowed: a folder", fix="give another --work")
         if marker.exists():
             if not isinstance(kind := read_json(marker), dict) or kind.get("kind") != KIND:
-                raise UsageError(f"--work {root} holds a {MARKER} of something else", fix="give another --work")
+                raise UsageError(f"--work {root} holds a {MARKER} of another program", fix="give another --work")
         elif root.exists() and not {path.name for path in root.iterdir()} <= {"datasets", "cells", "runs", "logs"}:
             raise UsageError(
                 f"--work {root} holds other things",
-                allowed="allowed: a new or empty folder, or one that an earlier run left",
+                allowed="allowed: a new or empty folder, or a folder that this command made",
                 fix="give another --work",
             )
         return work

@@ -75,7 +75,7 @@ BENCHES = {
             filter_seen=True,
             max_length=200,
             quick_stride=6,
-            note="all ratings are positives; the catalogue is every row of movies.dat",
+            note="All ratings are positives. The catalogue contains every film of movies.dat.",
         ),
         Bench(
             name="kakao-brunch",
@@ -85,15 +85,15 @@ BENCHES = {
             ties=("file",),
             quick_stride=150,
             quick_max_users=1_000,
-            note="people come back to what they read (one read in five repeats the one before), so the history stays "
-            "in the ranking; times are whole hours in the publisher's order",
+            note="Users read articles again (one read in five repeats the read before), so the history stays in the "
+            "ranking. Times are whole hours; reads of one hour keep the publisher's order.",
         ),
         Bench(
             name="deskdrop",
             filter_seen=False,
             max_length=200,
             ties=("file",),
-            note="all actions are positives and come back to the same article, so the history stays in the ranking",
+            note="All actions are positives. Users return to the same article, so the history stays in the ranking.",
         ),
     )
 }
@@ -248,7 +248,7 @@ def distinct_ids(column: pa.ChunkedArray) -> list[Any]:
 
 
 def settle_ties(events: pa.Table, rule: str) -> pa.Table:
-    """Adds 0, 1, 2, … ms to events of one user at one instant, in the order of the rule. So no two times are equal."""
+    """Adds 0, 1, 2, … ms to events of one user at one instant, in the order of the rule, so a user's times differ."""
     users = _codes(events["user"])
     times, order = numpy_column(events, "time_ms"), numpy_column(events, "order")
     by_time = np.lexsort((order, times, users))

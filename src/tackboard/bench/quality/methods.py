@@ -45,13 +45,13 @@ QUICK_RATE = 3e-3
 """Learning rate with `--quick`; it is high because there are few steps."""
 PUBLISHED_EPOCHS = 101
 EPOCHS, LARGE_EPOCHS = 60, 3
-"""Largest number of passes over the data, for small and for large catalogues. Validation chooses the actual number."""
+"""Largest number of passes of a rival, for small and for large catalogues. Validation chooses the actual number."""
 DRAWN_ITEMS, QUICK_DRAWN_ITEMS = 16_384, 1_024
 """Number of items drawn for each step from a large catalogue, without and with `--quick`."""
 LARGE_CATALOGUE = 50_000
 """A catalogue with more items than this is called large. Training then computes no softmax over all items."""
 RIVAL_RATES = {"deskdrop": 1e-2, "kakao-brunch": 3e-3}
-"""Dataset → learning rate of rivals with the inputs of our model; 1e-3 for other datasets."""
+"""Dataset → learning rate of rivals, except rivals as published; 1e-3 for other datasets."""
 RIVAL_STEPS = {"ml-1m": 3_700}
 """Dataset → number of steps of rivals that have PinFM's size. Other datasets use PinFM's number of steps."""
 RIVAL_DROPOUT = {"ml-1m": 0.3, "deskdrop": 0.3}
@@ -89,7 +89,7 @@ class MethodContext:
 
     @property
     def drawn_items(self) -> int:
-        """Number of items that each step uses as negatives: all items, or fewer if the catalogue is large."""
+        """Number of items that each step draws for negatives: all items, or fewer if the catalogue is large."""
         if not self.is_large:
             return self.facts.num_items
         return QUICK_DRAWN_ITEMS if self.quick else DRAWN_ITEMS
@@ -166,7 +166,7 @@ def check_overrides(overrides: Sequence[str], names: Sequence[str]) -> None:
 def newest_steps(place: MethodContext, epochs: int) -> tuple[int, int]:
     """Returns (tokens per step, number of steps) for `epochs` passes over the newest events of all users.
 
-    A step holds about USERS_PER_STEP users, or QUICK_USERS in a quick run.
+    A step holds about USERS_PER_STEP users, or QUICK_USERS with --quick and a small catalogue.
     """
     facts = place.facts
     # With a large catalogue every step updates a large table, so a quick run uses few large steps.
@@ -231,13 +231,13 @@ def _sequential(
 
 
 def _as_published(name: str, make: Callable[..., SequentialConfig], place: MethodContext) -> RunConfig:
-    """Returns a run with sizes, loss and rates as published."""
+    """Returns a run with sizes, loss and learning rate as published."""
     model = make(place.facts.num_rows, max_history=place.max_length)
     return _sequential(place, name, model, PUBLISHED_EPOCHS, published=True)
 
 
 def rival_rate(place: MethodContext) -> float:
-    """Returns the learning rate of rivals. This rate was chosen on validation, like the rate of our model."""
+    """Returns the learning rate of rivals. Like the rate of our model, it was chosen on validation."""
     return RIVAL_RATES.get(place.bench.name, 1e-3)
 
 
@@ -254,7 +254,7 @@ def _rival_settings(place: MethodContext, inputs: str) -> dict[str, Any]:
 def _rival(
     name: str, inputs: str, make: Callable[..., SequentialConfig], sizes: dict[str, Any], place: MethodContext
 ) -> RunConfig:
-    """Returns a run of the published architecture with the inputs of our model."""
+    """Returns a run of a published architecture that reads `inputs`. `sizes` replaces some published sizes."""
     settings = _rival_settings(place, inputs) | sizes
     model = make(place.facts.num_rows, max_history=place.max_length, **settings)
     return _sequential(place, name, model, LARGE_EPOCHS if place.is_large else EPOCHS)
@@ -263,7 +263,7 @@ def _rival(
 def _rival_of_our_size(
     name: str, inputs: str, make: Callable[..., SequentialConfig], place: MethodContext
 ) -> RunConfig:
-    """Returns a run of a rival with the width, depth and data of our PinFM, to compare the designs and not the sizes.
+    """Returns a run of a rival with the width, depth and data of our PinFM, to compare designs, not sizes.
 
     Dropout, learning rate and the number of steps are tuned for the rival (RIVAL_DROPOUT, RIVAL_RATES, RIVAL_STEPS).
     """

@@ -59,7 +59,7 @@ def protocol(result: Mapping[str, Any]) -> str:
     users = f"{how['max_users']:,} users, drawn once" if how["max_users"] else "all users"
     seen = "without" if how["filter_seen"] else "with"
     share = result["data"]["last_tied_share"]
-    ties = f"; {share:.1%} of users have several events in their last instant" if share else ""
+    ties = f"; {share:.1%} of users have several events at their last instant" if share else ""
     return (
         f"The split is leave-last-out, for {users}. Each method ranks the whole catalogue {seen} the items of the "
         "history. An item with the same score as the held-out item counts as ranked above it. Tie rules for events of "

@@ -98,9 +98,9 @@ def _reproduce_table(context: StudyContext, methods: list[Method], cells: Sequen
             ),
         ],
         "notes": [
-            "Published figures are the best on the test event during training, and so is our best. The table shows "
-            "that the harness is right, not how good a method is. As in the published code, only the part of the "
-            "history that the model reads is taken out of the ranking.",
+            "Published figures are the best figures on the test event during training, and so are the figures named "
+            "best here. The table checks the harness; it does not show how good a method is. As in the published code, "
+            "only the part of the history that the model reads is taken out of the ranking.",
         ],
         "figures": {"rows": figures, "agreement": agreement},
         "charts": [*_curves(results, "test"), *_dots(context, results, "best_metrics")],
@@ -231,12 +231,12 @@ def _compare_table(context: StudyContext, cells: Sequence[Cell], find: Find) -> 
     losses = {_loss_of(result.cell): result.cell.config for result in results}
     if config := losses.get("mixed"):
         drawn = config["data"]["uniform_negatives"]
-        notes.append(f"Cross-entropy of rivals is estimated from a batch's items and {drawn:,} drawn ones.")
+        notes.append(f"The cross-entropy of rivals is estimated from a batch's items and {drawn:,} drawn items.")
     if config := losses.get("sampled"):
         few = config["model"]["config"]["loss"]["num_negatives"]
-        notes.append(f"The softmax of rivals is over {few:,} drawn items for each prediction.")
+        notes.append(f"For each prediction, the softmax of rivals covers {few:,} drawn items.")
     if published:
-        notes.append("Published figures of SASRec with sampled softmax and HSTU were tested during training.")
+        notes.append("The publishers of HSTU and sampled-softmax SASRec ranked the test event during training.")
     return {
         "sections": sections,
         "notes": notes,

@@ -1,8 +1,8 @@
 """This module defines what a study of `tackboard bench quality` is.
 
 A study is a function that takes a `StudyContext` (options and data) and returns a `StudyPlan` (cells, and a function
-that makes a table of the finished cells). To add a study, add one line to `STUDIES`. If the cells of the new study do a
-new kind of work, also add this stage to STAGES in cell.py. A study is imported only when it is needed.
+that makes a table of the finished cells). To add a study, add one line to `STUDIES`. If its cells do a new kind of
+work, also add a stage for this work to STAGES in cell.py. A study is imported only when it is needed.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 This module compares two methods, each with one figure per seed, and answers with a word, such as "better" or "within
 noise". There are two kinds of chance. For the choice of users, the paired bootstrap gives an interval. For the choice
 of seeds, Student's t with Welch's degrees of freedom gives a 95% interval. A difference counts only if both intervals
-exclude 0. With one seed, only the interval over users is known, and the answer says "one seed". A method that does not
-depend on a seed, such as a ranking by counts, is called fixed and has one figure.
+exclude 0. With one seed, only the interval over users is known, and an answer such as "better" becomes "better, one
+seed". A method that does not depend on a seed, such as a ranking by counts, is called fixed and has one figure.
 
 Not seeing a difference does not prove that there is none. So if the publication found almost no difference, the answer
 is "agree" only if both intervals of the difference lie within ±`SAME_SHARE` times the figure of the second method.
@@ -29,7 +29,7 @@ T_QUANTILES = (
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """A difference of two methods, its interval over draws of users, and the figures of both methods for each seed."""
+    """A difference between two methods, its interval over draws of users, and the figures of both methods per seed."""
 
     difference: float
     low: float
@@ -95,7 +95,7 @@ def verdict(measured: Measured, published: int | None, *, is_lower_better: bool 
 
 
 def _same(measured: Measured) -> str:
-    """Returns "agree" if both methods are about equal, "disagree" if they differ, otherwise "cannot tell"."""
+    """Returns "agree" if both methods are about equal, "disagree" if they clearly differ, else "cannot tell"."""
     margin = SAME_SHARE * abs(float(np.mean(measured.theirs)))
     low, high = measured.reach
     if -margin < low and high < margin:

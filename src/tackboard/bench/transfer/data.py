@@ -58,7 +58,7 @@ class Task:
 
 TASKS = {
     "ml-1m": Task("will the rating be 4 or 5?", ("rating_4", "rating_5")),
-    "deskdrop": Task("is it more than a view?", ("bookmark", "comment_created", "follow", "like")),
+    "deskdrop": Task("is the action more than a view?", ("bookmark", "comment_created", "follow", "like")),
 }
 """Dataset → task on this dataset."""
 
@@ -189,7 +189,7 @@ def additive_means(
     """Estimates the probability of a yes for each example in `asked`. The estimate is the item's mean over `examples`.
 
     If `with_users`, the user's mean deviation from the item means is added. The mean of an item or user with few
-    examples is drawn towards the overall mean, as if there were `damping` more examples with the overall mean.
+    examples is pulled towards the overall mean, as if there were `damping` more examples with the overall mean.
     """
     mean = float(examples.labels.mean()) if len(examples) else 0.5
     rest = examples.labels - mean

@@ -285,7 +285,7 @@ def judged(answers: ScoredCandidates) -> tuple[dict[str, float], dict[str, NDArr
 
 
 def facts_of(data: RequestConfig, source: RequestSource, hashing: HashConfig) -> Mapping[str, Any]:
-    """Returns the number of examples of each part, and the share of test examples with the answer yes."""
+    """Returns the number of examples of each part, the number of test users, and the share of yes in the test."""
     every = dataclasses.replace(data, max_requests=0)
     parts: tuple[Part, ...] = ("train", "validation", "test")
     train, validation, test = (Examples.of(every.steps(source, hashing, 0, part=part)) for part in parts)

@@ -1,16 +1,16 @@
 """The study `transfer` of `tackboard bench quality` asks whether pretraining helps with a different task.
 
 The study takes a dataset with a task (data.py) and compares three arms, which train the same model on the same examples
-of the task: pretrained and fine-tuned, pretrained and frozen, and from scratch. The table shows results for several
-numbers of examples, because users know how many examples they have when they choose an arm. The table also shows
-predictions from item means and user means, which need no model. In `transfer`, the head of the model reads the model's
-outputs. In `transfer-hidden`, the head also reads the hidden vectors from which the outputs are computed. We publish
-the results of both studies, whatever they are.
+of the task: pretrained and fine-tuned, pretrained and frozen, and from scratch. Readers who choose an arm know how many
+examples they have, so the table shows results for several numbers of examples. The table also shows predictions from
+item means and user means, which need no model. In `transfer`, the head of the model reads the model's outputs. In
+`transfer-hidden`, the head also reads the hidden vectors from which the outputs are computed. We publish the results of
+both studies, whatever they are.
 
 The model is pretrained on the first 70% of each user's events, to the end of its schedule. No setting of pretraining
-is chosen by results on the task. The interval of a difference is a bootstrap over test users, with the same draws for
-both arms. Each seed has different examples, a different order and different initial parameters. The table also shows
-the results of each seed.
+is chosen by results on the task. The interval of a difference comes from a bootstrap over test users, with the same
+draws for both arms. Each seed draws other examples (unless all are used), another order and other initial parameters.
+The table also shows the results of each seed.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _plan(context: StudyContext, vectors: str) -> StudyPlan:
     method = methods[0]
     if len(methods) > 1 or not method.is_ours:
         names = ",".join(one.name for one in methods)
-        raise UsageError(f"--methods {names} is not one PinFM", fix="use --methods pinfm-history")
+        raise UsageError(f"--methods {names} does not name exactly one PinFM", fix="use --methods pinfm-history")
     rule = context.one_rule()
     place = context.places([rule])[rule]
     beginning = _write_parts(context, place, task)
@@ -173,11 +173,11 @@ def _table(
                     [_arms_row(one) for one in differences if (one["metric"] == PRIMARY) == is_primary],
                 )
                 for title, is_primary in (
-                    (f"Differences of {PRIMARY}, the metric to go by", True),
-                    ("Differences of the other metrics, to understand it", False),
+                    (f"Differences of {PRIMARY}, the metric that decides", True),
+                    ("Differences of the other metrics, for comparison", False),
                 )
             ),
-            section("What needs no model", ["examples", "", *METRICS], [_means_row(row) for row in rows_of_means]),
+            section("Predictions from means", ["examples", "", *METRICS], [_means_row(row) for row in rows_of_means]),
             section(
                 "Test, each seed",
                 ["examples", "", "seed", *METRICS, "validation log_loss", "rate", "steps", "epochs", "s"],
@@ -264,28 +264,28 @@ def _protocol(task: Task, method: Method, facts: Mapping[str, Any] | None) -> st
     counts = ""
     if facts is not None:
         counts = (
-            f"; {facts['num_train']:,} examples to train with at most, {facts['num_validation']:,} to choose by, "
-            f"{facts['num_test']:,} to test ({facts['share_yes']:.1%} yes): the latest events of "
-            f"{facts['num_test_users']:,} users who are not used to choose, but whose earlier events may be examples"
+            f" Up to {facts['num_train']:,} examples serve for training, {facts['num_validation']:,} for validation "
+            f"and {facts['num_test']:,} for the test ({facts['share_yes']:.1%} yes). The {facts['num_test_users']:,} "
+            "test users are not validation users, but their earlier events may be training examples."
         )
     return (
-        f"task: {task.question} The model gets the history with its actions, and the item. PinFM ({method.reads}) is "
-        f"pretrained on the first {PRETRAINED_SHARE:.0%} of each user's events, to predict items; examples come after "
-        f"these events, and test examples last{counts}"
+        f"Task: {task.question} The model gets the history with its actions, and the item. PinFM ({method.reads}) is "
+        f"pretrained on the first {PRETRAINED_SHARE:.0%} of each user's events, to predict items. Examples come after "
+        f"these events. A user's examples for validation or test come last.{counts}"
     )
 
 
 def _notes(rates: Sequence[float]) -> list[str]:
     return [
-        "fine-tuned: the pretrained model moves at a tenth of the head's rates; frozen: only the head moves; from "
-        "scratch: the same model from random parameters, everything at the head's rates.",
+        "fine-tuned: the pretrained model learns at a tenth of the head's rates; frozen: only the head learns; from "
+        "scratch: the same model starts from random parameters and learns at the head's rates.",
         f"Every arm tries {counted(len(rates), 'rate')}; steps and rate are chosen by log-loss on validation users; "
         "each arm is tested once.",
-        "auc_within_users compares a user's own examples only.",
-        "means: means of item and user over every event before the test. They know the answers of all these events; "
-        "the arms know the answers of their examples only.",
-        "The publication's arms are rankers with and without PinFM; here all three are the same model, so only the "
-        "direction can be compared.",
+        "auc_within_users compares examples only with examples of the same user.",
+        "means: predictions from the means of item and user over all events before the judged events. They use the "
+        "answers of all these events, but the arms use only the answers of their examples.",
+        "The publication's arms are rankers with and without PinFM; here all three arms are the same model, so only "
+        "the directions of differences can be compared.",
     ]
 
 
@@ -303,7 +303,7 @@ def _arms_row(one: Mapping[str, Any]) -> list[str]:
 
 def _means_row(row: Mapping[str, Any]) -> list[str]:
     name = "mean of the item" + (" and of the user" if row["with_users"] else "")
-    source = ", all events before the test's" if row["all_known"] else ""
+    source = ", all events before the judged events" if row["all_known"] else ""
     return [f"{row['num_examples']:,}", name + source, *(f"{row['metrics'][metric]:.4f}" for metric in METRICS)]
 
 
@@ -346,7 +346,7 @@ def _charts(groups: Mapping[Key, Sequence[Result]]) -> list[dict[str, Any]]:
             "kind": "lines",
             "name": "auc",
             "title": "AUC on test users by the number of examples",
-            "x_label": "log10 of the examples trained with",
+            "x_label": "log10 of the number of training examples",
             "y_label": "AUC",
             "description": "One line for each arm, mean over seeds.",
             "lines": lines,

@@ -110,7 +110,7 @@ def test_a_whole_question_on_little_data(work: Work) -> None:
     words = {one["verdict"] for one in table["figures"]["comparisons"]}
     assert words <= {"within noise", "better, one seed", "worse, one seed"}, "quick: beside nothing published"
     assert {one["published"] for one in table["figures"]["comparisons"]} == {""}
-    assert "the last event but one of 40 users" in table["protocol"] and "taken out" in table["protocol"]
+    assert "second-last event of each of 40 users" in table["protocol"] and "without the items" in table["protocol"]
 
 
 # ---- positives ----
@@ -156,7 +156,7 @@ def test_all_sets_are_judged_alike(work: Work) -> None:
     views = [row[-2:] for row in table["sections"][1]["rows"] if row[0] == "and views"]
     assert views == [["and Clickthrough: Save +0.02%", "cannot tell"]] * 2, "too few users to see that there is none"
     num_users = results["all"].values["num_ranked_users"]
-    assert f"but one of {num_users} users is ranked among all articles that the user has not met" in table["protocol"]
+    assert f"of each of {num_users} users among all articles that are new to the user" in table["protocol"]
 
 
 def test_positives_are_those_of_the_recipe(work: Work) -> None:

@@ -54,7 +54,7 @@ def test_from_files_to_a_table(fake_ml_1m: Path, tmp_path: Path) -> None:
         ({"ties": ("revers",)}, UsageError, r"did you mean reverse\?"),
         ({"seeds": -1}, UsageError, "--seeds is -1"),
         ({"overrides": ("model.widht=8",)}, UsageError, "unknown setting model.widht"),
-        ({"study": "transfer", "methods": ("sasrec",), "overrides": ()}, UsageError, "is not one PinFM"),
+        ({"study": "transfer", "methods": ("sasrec",), "overrides": ()}, UsageError, "not name exactly one PinFM"),
     ],
 )
 def test_names_that_do_not_exist(
@@ -117,7 +117,7 @@ def test_a_study_that_judges_otherwise_says_so_in_its_own_words(fake_ml_1m: Path
     options = Options(study="ablations", quick=True)
     result = measure("ml-1m", options, work=tmp_path / "work", data=fake_ml_1m, jobs=0, device="cpu", time_limit=0.0)
     assert result["is_stopped"] and result["num_finished"] == 0
-    assert result["protocol"]["words"].startswith("validation: the last event but one") and result["note"] == ""
+    assert result["protocol"]["words"].startswith("Validation: each recipe ranks the") and result["note"] == ""
     assert result["table"]["notes"] == [] and table_lines(report(result))[1] == result["protocol"]["words"]
 
 

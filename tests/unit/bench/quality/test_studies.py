@@ -95,7 +95,7 @@ def test_compare_table(context: StudyContext) -> None:
     assert [line["x"] for line in curves["lines"]] == [[2, 4]] * 3
 
 
-@pytest.mark.parametrize(("loss", "said"), [("full", ""), ("mixed", " drawn ones"), ("sampled", " 128 drawn")])
+@pytest.mark.parametrize(("loss", "said"), [("full", ""), ("mixed", " drawn items"), ("sampled", " 128 drawn")])
 def test_what_a_rival_s_softmax_is_over_is_said(context: StudyContext, loss: str, said: str) -> None:
     context.options = Options(methods=("sasrec-history",), seeds=1, overrides=(f"model.loss.kind={loss}",))
     plan = compare(context)

@@ -100,7 +100,7 @@ def test_the_table(work: Work) -> None:
             size = cell.protocol["num_examples"] or 150_000
             save(work, cell, levels[cell.protocol["arm"]] + 0.001 * cell.seed, size)
     table = plan.table(work.find)
-    assert "examples come after" in table["protocol"] and "of 30 users who are not used to choose" in table["protocol"]
+    assert "Examples come after" in table["protocol"] and "The 30 test users are not" in table["protocol"]
     by_title = {part["title"]: part for part in table["sections"]}
     means = by_title["Test, mean over seeds"]["rows"]
     assert means[0] == ["1,000", "pretrained, fine-tuned", "3", "0.7510", "0.7510", "0.7510"]
@@ -115,7 +115,7 @@ def test_the_table(work: Work) -> None:
     assert found[1_000, "frozen", "scratch", "auc"]["verdict"] == "within noise", "no direction was published"
     assert empty["notes"] == [] and any("tries 2 rates" in note for note in table["notes"])
     first, second = (part for title, part in by_title.items() if title.startswith("Differences"))
-    assert first["title"].startswith("Differences of auc, the metric to go by") and {
+    assert first["title"].startswith("Differences of auc, the metric that decides") and {
         row[1] for row in first["rows"]
     } == {"auc"}
     assert {row[1] for row in second["rows"]} == set(METRICS) - {"auc"}
