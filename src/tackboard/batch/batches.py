@@ -62,6 +62,9 @@ def take_rows(feature: Feature, rows: torch.Tensor) -> Feature:
 class Batch:
     """The methods of a batch that the trainer calls."""
 
+    num_examples_known: int | None = None
+    """The number of examples, if it was counted before the batch was copied to a device."""
+
     @property
     def num_tokens(self) -> int:
         """The size of the batch: the number of events in histories plus the number of candidates."""
@@ -76,8 +79,10 @@ class Batch:
         return self.num_examples() > 0
 
     def to(self, device: torch.device) -> Self:
-        """Returns the same batch on `device`."""
-        return _mapped(self, lambda tensor: tensor.to(device, non_blocking=True))
+        """Returns the same batch on `device`. The copy knows its number of examples without asking the device."""
+        moved: Self = _mapped(self, lambda tensor: tensor.to(device, non_blocking=True))
+        object.__setattr__(moved, "num_examples_known", self.num_examples())
+        return moved
 
     def pin_memory(self) -> Self:
         """Returns the same batch in pinned memory, from which a GPU can copy without the CPU."""
@@ -111,6 +116,8 @@ class SequenceBatch(Batch):
     item_log_q: torch.Tensor
     sampled: torch.Tensor = dataclasses.field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     sample_rate: torch.Tensor = dataclasses.field(default_factory=lambda: torch.zeros(()))
+    targets: Any = None
+    """What a model's `prepare` computed from this batch, as a dataclass with tensors; None before that."""
 
     @property
     def num_rows(self) -> int:
@@ -162,7 +169,7 @@ class SequenceBatch(Batch):
 
     def num_examples(self) -> int:
         """Returns the number of positive events."""
-        return int(self.is_positive.sum())
+        return int(self.is_positive.sum()) if self.num_examples_known is None else self.num_examples_known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,6 +214,8 @@ class RequestBatch(Batch):
 
     def num_examples(self) -> int:
         """Returns the number of known labels of candidates."""
+        if self.num_examples_known is not None:
+            return self.num_examples_known
         return sum(int(known.sum()) for known in self.known.values())
 
     def candidate_rows(self) -> torch.Tensor:
@@ -236,5 +245,7 @@ def _mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         return change(batch)
     if isinstance(batch, dict):
         return {name: _mapped(feature, change) for name, feature in batch.items()}
+    if not dataclasses.is_dataclass(batch) or isinstance(batch, type):
+        return batch
     parts = {field.name: _mapped(getattr(batch, field.name), change) for field in dataclasses.fields(batch)}
     return type(batch)(**parts)

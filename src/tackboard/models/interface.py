@@ -7,6 +7,10 @@ A model is an `nn.Module` made by its config, a frozen dataclass that derives fr
     encode_users(SequenceBatch), encode_items(rows)
                              only for retrieval: the product of both vectors ranks all items for a user
 
+A model may also have `prepare(batch, generator)`. It returns the batch with further tensors that do not depend on the
+parameters, such as PinFM's targets. The trainer calls it on the CPU before the batch is copied to the device, so that a
+GPU never waits for the length of a tensor. `generator` is keyed by the data step. `loss` must also work without it.
+
 A model that can retrieve derives from `RetrievalModel` and inherits `scores`. For modules with `compiles = True` see
 `compile_parts`.
 
@@ -41,7 +45,7 @@ class LossOutput(NamedTuple):
     """
 
     loss: torch.Tensor
-    metrics: dict[str, float]
+    metrics: dict[str, float | torch.Tensor]
     weight: torch.Tensor | None = None
 
 

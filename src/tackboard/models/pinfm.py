@@ -36,9 +36,9 @@ from tackboard.models.backbone import BackboneConfig, without_unread
 from tackboard.models.frequencies import StreamingFrequencies
 from tackboard.models.interface import LossOutput, ModelConfig, RetrievalModel
 from tackboard.models.losses import (
-    LogSum,
     LossConfig,
-    first_places,
+    OwnLists,
+    earlier_items,
     info_nce,
     negative_log_weights,
     positive_counts,
@@ -157,6 +157,31 @@ class PinFMConfig(ModelConfig):
         return PinFM(self, vocabulary)
 
 
+@dataclasses.dataclass(frozen=True)
+class Targets:
+    """What the tokens of a batch predict, and which items are no negatives. It is computed where the batch is made.
+
+    A GPU would have to wait for the lengths of these tensors, so the CPU computes them before the batch is copied.
+    """
+
+    tokens: torch.Tensor
+    """The tokens that predict something, ascending [A]."""
+    rows: torch.Tensor
+    """The row of each of these tokens [A]."""
+    pairs: Pairs
+    """The pairs of all losses; `pairs.tokens` are positions in `tokens`."""
+    weights: torch.Tensor
+    """The weight of each pair: the weight of its loss divided by the number of this loss's pairs [P]."""
+    own: OwnLists | None
+    """The items that are no negatives."""
+    seen: torch.Tensor | None
+    """Number of events that each token has seen [A], if only items of seen events are taken out."""
+    counts: torch.Tensor
+    """Number of positives of each distinct item [M]."""
+    parts: tuple[tuple[str, int], ...]
+    """Name and number of pairs of each loss, in the order of the pairs."""
+
+
 class PinFM(RetrievalModel):
     """See the module's docstring."""
 
@@ -178,7 +203,6 @@ class PinFM(RetrievalModel):
         self.decoder = config.backbone.build(
             width=config.width, max_positions=config.max_history + 1, dropout=config.dropout
         )
-        self.log_sum = LogSum()
         self.request_gaps = None
         if config.request_time:
             self.request_gaps = nn.Embedding(config.num_time_buckets + 1, config.width)
@@ -197,62 +221,72 @@ class PinFM(RetrievalModel):
             # The parameter itself is clamped. If its exponential were clamped, the gradient there would be 0.
             with torch.no_grad():
                 self.log_inverse_temperature.clamp_(max=math.log(MAX_INVERSE_TEMPERATURE))
+        targets = self.prepare(batch).targets if batch.targets is None else batch.targets
         items_ME = self.item_tables(batch.item_rows)
         hidden_TD = self._hidden(batch, items_ME)
-        parts = self._targets(batch)
-        pairs = join_pairs([pairs for _, _, pairs in parts])
-        tokens_A, of_pair_P = torch.unique(pairs.tokens, return_inverse=True)
-        rows_A = torch.zeros_like(tokens_A).index_copy(0, of_pair_P, pairs.rows)
         # The event after token t of row r has number t - r. The token predicts for the request of that event.
-        hidden_AD = self._with_request(hidden_TD.index_select(0, tokens_A), batch, tokens_A - rows_A)
-        own_items_BM, seen_A = None, None
-        if self.config.loss.mask_same_user and not self.config.loss.later_negatives:
-            own_items_BM = same_user_items(batch)
-        elif self.config.loss.later_negatives:
-            own_items_BM = first_places(batch)
-            # Up to and including token t of row r, the batch has t - r events.
-            seen_A = tokens_A - rows_A - batch.offsets[rows_A]
-        losses_P = info_nce(
+        ahead_A = targets.tokens - targets.rows
+        hidden_AD = self._with_request(hidden_TD.index_select(0, targets.tokens), batch, ahead_A)
+        total, losses_P = info_nce(
             self._project(hidden_AD) * self._inverse_temperature(),
             self.project_items(items_ME),
-            Pairs(tokens=of_pair_P, items=pairs.items, rows=pairs.rows),
-            self._log_weights(batch),
-            own_items_BM,
-            seen_A,
-            self.log_sum,
+            targets.pairs,
+            targets.weights,
+            self._log_weights(batch, targets.counts),
+            targets.own,
+            targets.seen,
         )
-        total = losses_P.new_zeros(())
-        metrics = {"temperature": float(1.0 / self._inverse_temperature().detach())}
-        for (name, weight, _), losses in zip(parts, losses_P.split([len(part) for *_, part in parts]), strict=True):
-            mean = losses.sum() / max(1, len(losses))
-            total = total + weight * mean
-            if len(parts) > 1:
-                metrics[f"loss_{name}"] = float(mean.detach())
+        metrics: dict[str, float | torch.Tensor] = {"temperature": 1.0 / self._inverse_temperature().detach()}
+        if len(targets.parts) > 1:
+            of_parts = losses_P.split([size for _, size in targets.parts])
+            for (name, size), losses in zip(targets.parts, of_parts, strict=True):
+                metrics[f"loss_{name}"] = losses.sum() / max(1, size)
         return LossOutput(total, metrics)
 
-    def _targets(self, batch: SequenceBatch) -> list[tuple[str, float, Pairs]]:
-        """Returns (name, weight, pairs) of each active loss."""
+    def prepare(self, batch: SequenceBatch, generator: torch.Generator | None = None) -> SequenceBatch:
+        """Returns the batch with its targets, which need no parameters. `generator` draws the multi-token pairs."""
         config = self.config.loss
         parts = [("next_token", 1.0, next_token_pairs(batch))]
         if config.multi_token_weight:
-            pairs = multi_token_pairs(batch, config.multi_token_window, config.multi_token_share)
+            pairs = multi_token_pairs(batch, config.multi_token_window, config.multi_token_share, generator)
             parts.append(("multi_token", config.multi_token_weight, pairs))
         if config.future_token_weight:
             pairs = future_token_pairs(batch, config.future_token_anchor, config.future_token_window)
             parts.append(("future_token", config.future_token_weight, pairs))
-        return parts
+        pairs = join_pairs([pairs for _, _, pairs in parts])
+        tokens_A, of_pair_P = torch.unique(pairs.tokens, return_inverse=True)
+        rows_A = torch.zeros_like(tokens_A).index_copy(0, of_pair_P, pairs.rows)
+        weights = [torch.full((len(part),), weight / max(1, len(part))) for _, weight, part in parts]
+        own, seen_A = None, None
+        if config.later_negatives:
+            # Up to and including token t of row r, the batch has t - r events.
+            own, seen_A = earlier_items(batch), tokens_A - rows_A - batch.offsets[rows_A]
+        elif config.mask_same_user:
+            own = same_user_items(batch)
+        targets = Targets(
+            tokens=tokens_A,
+            rows=rows_A,
+            pairs=Pairs(tokens=of_pair_P, items=pairs.items, rows=pairs.rows),
+            weights=torch.cat(weights).to(tokens_A.device),
+            own=own,
+            seen=seen_A,
+            counts=positive_counts(batch),
+            parts=tuple((name, len(part)) for name, _, part in parts),
+        )
+        return dataclasses.replace(batch, targets=targets)
 
-    def _log_weights(self, batch: SequenceBatch) -> torch.Tensor:
+    def _log_weights(self, batch: SequenceBatch, counts_M: torch.Tensor) -> torch.Tensor:
         log_expected_M = None
         if self.frequencies is not None:
             if self.training:
-                self.frequencies.observe(batch.item_rows, positive_counts(batch))
+                self.frequencies.observe(batch.item_rows, counts_M)
             log_expected_M = self.frequencies.log_expected(batch.item_rows)
         return negative_log_weights(
             batch,
             in_batch=self.config.loss.in_batch_negatives,
             correct_popularity=self.config.loss.correct_popularity,
             log_expected_M=log_expected_M,
+            counts_M=counts_M,
         )
 
     def encode_users(self, batch: SequenceBatch) -> torch.Tensor:

@@ -27,12 +27,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from tackboard.batch import HashConfig, RequestBatch, SequenceBatch
 from tackboard.core.config import check
@@ -41,13 +42,15 @@ from tackboard.core.vocabulary import SINCE_LAST, Vocabulary
 from tackboard.models.backbone import BackboneConfig, without_unread
 from tackboard.models.decoder import Packing
 from tackboard.models.interface import LossOutput, ModelConfig, RetrievalModel
-from tackboard.models.losses import LogSum, in_blocks, info_nce, negative_log_weights
+from tackboard.models.losses import info_nce, negative_log_weights
 from tackboard.models.tables import TableConfig
 from tackboard.models.targets import Pairs
 from tackboard.models.time_encoding import log2_bucket
 
 SMALL_STD = 0.02
 NORM_EPS = 1e-6
+BLOCK_CELLS = {"cpu": 1 << 25, "cuda": 1 << 27}
+"""Largest number of scores (tokens × items) that exist at one time: 128 MiB in fp32, or 512 MiB on a GPU."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -231,7 +234,7 @@ class SequentialModel(RetrievalModel):
             if embedding is not None:
                 std = stds.get(embedding, SMALL_STD)
                 nn.init.trunc_normal_(embedding.weight, std=std, a=-2 * std, b=2 * std)
-        self.entropy: nn.Module = LogSum() if config.loss.kind == "mixed" else CrossEntropy(self._scale)
+        self.entropy = CrossEntropy(self._scale)
         self.backbone = config.backbone.build(
             width=width,
             max_positions=config.max_history,
@@ -324,7 +327,9 @@ class SequentialModel(RetrievalModel):
         """Returns the mean cross entropy of targets against all items of the batch, weighted as in `losses`."""
         order_P = torch.arange(len(targets_P), device=targets_P.device)
         pairs = Pairs(tokens=order_P, items=targets_P, rows=torch.zeros_like(targets_P))
-        return info_nce(hidden_PD, items_MD, pairs, negative_log_weights(batch), None, log_sum=self.entropy).mean()
+        weights_P = torch.full((len(pairs),), 1.0 / max(1, len(pairs)), device=targets_P.device)
+        total, _ = info_nce(hidden_PD, items_MD, pairs, weights_P, negative_log_weights(batch), None)
+        return total
 
     def _entropy_loss(
         self, hidden_PD: torch.Tensor, items_MD: torch.Tensor, batch: SequenceBatch, targets_P: torch.Tensor
@@ -342,6 +347,30 @@ class SequentialModel(RetrievalModel):
                 fix="set data.uniform_negatives to the number of items or more, or model.loss.kind to mixed",
             )
         return in_blocks(self.entropy, num_cells, (items_MD,), (hidden_PD, targets_P, negatives_PR)).mean()
+
+
+def in_blocks(
+    of_block: Callable[..., torch.Tensor],
+    num_cells: int,
+    shared: Sequence[torch.Tensor | None],
+    of_rows: Sequence[torch.Tensor | None],
+) -> torch.Tensor:
+    """Calls `of_block` block by block with `shared` and the block's part of `of_rows`; joins the results [R].
+
+    A row needs `num_cells` numbers, and about BLOCK_CELLS numbers exist at a time. If there are several blocks, the
+    backward pass computes each block again, so that no block is kept until then. The first of `of_rows` is never None.
+    """
+    first = of_rows[0]
+    assert first is not None
+    step = max(1, BLOCK_CELLS[first.device.type] // max(1, num_cells))
+    blocks = []
+    for begin in range(0, len(first), step):
+        rows = [None if tensor is None else tensor[begin : begin + step] for tensor in of_rows]
+        if len(first) > step and torch.is_grad_enabled():
+            blocks.append(checkpoint(of_block, *shared, *rows, use_reentrant=False, preserve_rng_state=False))
+        else:
+            blocks.append(of_block(*shared, *rows))
+    return torch.cat(blocks) if blocks else first.new_zeros(0)
 
 
 class CrossEntropy(nn.Module):

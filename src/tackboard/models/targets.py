@@ -71,8 +71,13 @@ def next_token_pairs(batch: SequenceBatch) -> Pairs:
     return _pairs(batch, events_P, events_P)
 
 
-def multi_token_pairs(batch: SequenceBatch, window: int, share: float = 1.0) -> Pairs:
-    """Pairs positive events with the tokens 2 to `window` places before them; returns a random `share` of the pairs."""
+def multi_token_pairs(
+    batch: SequenceBatch, window: int, share: float = 1.0, generator: torch.Generator | None = None
+) -> Pairs:
+    """Pairs positive events with the tokens 2 to `window` places before them; returns a random `share` of the pairs.
+
+    `generator` draws the share; None means torch's own generator of the batch's device.
+    """
     places_N = torch.arange(batch.num_events, device=batch.items.device)
     positive_P = places_N[batch.is_positive]
     first_P = batch.offsets[:-1].index_select(0, row_of_event(batch)[batch.is_positive])
@@ -80,7 +85,7 @@ def multi_token_pairs(batch: SequenceBatch, window: int, share: float = 1.0) -> 
     before_PW = positive_P[:, None] - lags
     inside_PW = before_PW >= first_P[:, None]
     if share < 1.0:
-        inside_PW = inside_PW & (torch.rand(inside_PW.shape, device=inside_PW.device) < share)
+        inside_PW = inside_PW & (torch.rand(inside_PW.shape, generator=generator, device=inside_PW.device) < share)
     return _pairs(batch, before_PW[inside_PW], positive_P[:, None].expand_as(before_PW)[inside_PW])
 
 

@@ -18,9 +18,9 @@ from tackboard.core.keyed_random import uniform
 from tackboard.data.index import ItemFrequencies
 from tackboard.data.negatives import UniformNegatives
 from tackboard.features.column import Column
-from tackboard.models import losses
 from tackboard.models.losses import (
-    first_places,
+    OwnLists,
+    earlier_items,
     info_nce,
     negative_log_weights,
     next_item_loss,
@@ -47,6 +47,12 @@ LENGTHS, USERS = [6, 4, 5, 0, 3], [8, 3, 8, 9, 1]
 def with_uniform(batch: SequenceBatch, count: int, *key: int) -> SequenceBatch:
     frequencies = ItemFrequencies.of(batch.item_ids[batch.items].numpy())
     return UniformNegatives(CATALOGUE, count, HASHING, frequencies, seed=5).add(batch, *(key or (0,)))
+
+
+def own_of(own: OwnLists, row: int) -> list[int]:
+    """The list of a row's own items."""
+    group = own.groups[row]
+    return own.items[own.offsets[group] : own.offsets[group + 1]].tolist()
 
 
 def unit(*shape: int) -> torch.Tensor:
@@ -108,10 +114,11 @@ def test_every_pair_equals_a_plain_loop(
     torch.manual_seed(0)
     hidden = 4.0 * unit(batch.num_events + batch.num_rows, 6)
     items = unit(len(batch.item_ids), 6)
-    found = info_nce(
+    _, found = info_nce(
         hidden,
         items,
         pairs,
+        torch.ones(len(pairs)),
         negative_log_weights(batch, in_batch=in_batch, correct_popularity=logq),
         same_user_items(batch) if mask else None,
     )
@@ -132,7 +139,7 @@ def test_later_positives_of_the_same_user_may_stay_negatives(
     # Row r has a token more than events, and there are as many behind the tokens of the rows before it.
     seen = torch.cat([torch.arange(length + 1) for length in LENGTHS])
     weights = negative_log_weights(batch, in_batch=in_batch)
-    found = info_nce(hidden, items, pairs, weights, first_places(batch), seen)
+    _, found = info_nce(hidden, items, pairs, torch.ones(len(pairs)), weights, earlier_items(batch), seen)
     expected = plain_losses(hidden, items, batch, pairs, in_batch=in_batch, logq=True, mask=True, later=True)
     assert found.tolist() == pytest.approx(expected, abs=1e-5)
     everything = plain_losses(hidden, items, batch, pairs, in_batch=in_batch, logq=True, mask=True)
@@ -160,44 +167,9 @@ def test_the_whole_catalogue_alone_is_the_exact_softmax(make_histories: Historie
     torch.manual_seed(0)
     hidden, items = 4.0 * unit(batch.num_events + batch.num_rows, 6), unit(len(CATALOGUE), 6)
     pairs = all_pairs(batch)
-    found = info_nce(hidden, items, pairs, weights, None)
+    _, found = info_nce(hidden, items, pairs, torch.ones(len(pairs)), weights, None)
     expected = functional.cross_entropy(hidden[pairs.tokens] @ items.T, pairs.items, reduction="none")
     assert torch.allclose(found, expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("mask", [True, False])
-@pytest.mark.parametrize("cells", [1, 40, 333])
-def test_blocks_change_nothing(
-    make_histories: Histories, monkeypatch: pytest.MonkeyPatch, mask: bool, cells: int
-) -> None:
-    """Neither the losses nor the gradients; and no block has more than the cells it may have."""
-    batch = with_uniform(make_histories(LENGTHS, users=USERS), 9)
-    pairs, own = all_pairs(batch), same_user_items(batch) if mask else None
-    weights = negative_log_weights(batch)
-    torch.manual_seed(0)
-    hidden = (4.0 * unit(batch.num_events + batch.num_rows, 6)).requires_grad_()
-    items = unit(len(batch.item_ids), 6).requires_grad_()
-    share = torch.rand(len(pairs))
-
-    def outcome() -> list[torch.Tensor]:
-        found = info_nce(hidden, items, pairs, weights, own)
-        return [found.detach(), *torch.autograd.grad((found * share).sum(), [hidden, items])]
-
-    whole = outcome()
-    sizes: list[int] = []
-    log_sum = losses.LogSum()
-
-    class Measured(losses.LogSum):
-        def forward(self, *arguments: torch.Tensor) -> torch.Tensor:
-            sizes.append(len(arguments[3]) * len(items))  # hidden vectors
-            return log_sum(*arguments)
-
-    monkeypatch.setattr(losses, "BLOCK_CELLS", {"cpu": cells})
-    monkeypatch.setattr(losses, "LogSum", Measured)
-    for found, expected in zip(outcome(), whole, strict=True):
-        assert torch.allclose(found, expected, atol=1e-6)
-    assert len(sizes) >= 4  # once forward and once backward, each
-    assert max(sizes) <= max(cells, len(items))
 
 
 @pytest.mark.parametrize("mask", [True, False])
@@ -212,7 +184,8 @@ def test_the_gradient_is_that_of_the_definition(make_histories: Histories, mask:
     def definition(hidden: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         total = hidden.new_zeros(())
         for token, target, row in zip(pairs.tokens, pairs.items, pairs.rows, strict=True):
-            left_out = own[row].clone() if own is not None else torch.zeros(len(items), dtype=torch.bool)
+            left_out = torch.zeros(len(items), dtype=torch.bool)
+            left_out[own_of(own, int(row)) if own is not None else []] = True
             left_out[target] = True
             logits = items @ hidden[token]
             negatives = (logits + weights)[~left_out]
@@ -221,7 +194,7 @@ def test_the_gradient_is_that_of_the_definition(make_histories: Histories, mask:
 
     expected = torch.autograd.functional.jacobian(definition, (hidden, items))
     leaves = [tensor.float().requires_grad_() for tensor in (hidden, items)]
-    info_nce(leaves[0], leaves[1], pairs, weights.float(), own).sum().backward()
+    info_nce(leaves[0], leaves[1], pairs, torch.ones(len(pairs)), weights.float(), own)[0].backward()
     for leaf, gradient in zip(leaves, expected, strict=True):
         assert leaf.grad is not None
         assert torch.allclose(leaf.grad.double(), gradient, atol=1e-5)
@@ -280,7 +253,8 @@ def test_same_user_items_span_the_rows_of_a_user_and_hold_positives_only(make_hi
         is_positive=np.array([True, False, True, True]),
         hashing=HashConfig(),
     )
-    assert same_user_items(batch).int().tolist() == [[1, 0, 0, 1], [0, 0, 1, 0], [1, 0, 0, 1]]
+    own = same_user_items(batch)
+    assert [own_of(own, row) for row in range(3)] == [[0, 3], [2], [0, 3]]
     assert positive_counts(batch).tolist() == [1, 0, 1, 1]
 
 
@@ -307,7 +281,7 @@ def test_no_pair_is_no_loss(make_histories: Histories, mask: bool) -> None:
     batch = dataclasses.replace(batch, is_positive=torch.zeros_like(batch.is_positive))
     own = same_user_items(batch) if mask else None
     hidden = torch.zeros(0, 6)
-    found = info_nce(
-        hidden, unit(len(batch.item_ids), 6), next_token_pairs(batch), torch.zeros(len(batch.item_ids)), own
-    )
+    items, pairs = unit(len(batch.item_ids), 6), next_token_pairs(batch)
+    total, found = info_nce(hidden, items, pairs, torch.zeros(0), torch.zeros(len(items)), own)
     assert found.shape == (0,)
+    assert float(total) == 0.0

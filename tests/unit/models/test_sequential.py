@@ -20,7 +20,7 @@ from tackboard.core.errors import ConfigError, DataError
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.features.column import Column
 from tackboard.features.types import FLOAT
-from tackboard.models import losses, sequential
+from tackboard.models import sequential
 from tackboard.models.backbone import BackboneConfig
 from tackboard.models.description import describe_model, restore_config
 from tackboard.models.interface import build_model
@@ -141,7 +141,7 @@ def test_training_and_requests_use_the_same_vectors(
 def test_the_full_loss_is_cross_entropy_over_the_catalogue(
     monkeypatch: pytest.MonkeyPatch, histories: Histories, kind: str, tile_cells: int
 ) -> None:
-    monkeypatch.setattr(losses, "BLOCK_CELLS", {"cpu": tile_cells})
+    monkeypatch.setattr(sequential, "BLOCK_CELLS", {"cpu": tile_cells})
     batch = histories([6, 4, 0, 1, 5])
     model, twin = model_of(kind=kind), model_of(kind=kind)
     loss = model.loss(batch).loss
@@ -165,7 +165,7 @@ def test_the_full_loss_is_cross_entropy_over_the_catalogue(
 def test_the_sampled_loss_equals_a_plain_loop_and_leaves_the_target_out(
     monkeypatch: pytest.MonkeyPatch, histories: Histories, tile_cells: int
 ) -> None:
-    monkeypatch.setattr(losses, "BLOCK_CELLS", {"cpu": tile_cells})
+    monkeypatch.setattr(sequential, "BLOCK_CELLS", {"cpu": tile_cells})
     batch = histories([6, 4], items=[1, 4, 7, 2, 4, 1, 7, 1, 3, 4])
     batch = dataclasses.replace(batch, sampled=torch.tensor([1, 4, 7]))  # most targets are among so few
     model = model_of(loss={"kind": "sampled", "num_negatives": 5, "temperature": 0.5})
