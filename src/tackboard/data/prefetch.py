@@ -8,7 +8,7 @@ copy, and batches pass through.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -17,11 +17,18 @@ import torch
 Batch = TypeVar("Batch")
 
 
-def on_device(batches: Iterable[tuple[int, Batch]], device: torch.device) -> Iterator[tuple[int, Batch]]:
-    """Yields the same (step number, batch) pairs with their tensors on `device`; on a GPU one batch is made ahead."""
+def on_device(
+    batches: Iterable[tuple[int, Batch]],
+    device: torch.device,
+    prepare: Callable[[int, Any], Any] | None = None,
+) -> Iterator[tuple[int, Batch]]:
+    """Yields the same (step number, batch) pairs with their tensors on `device`; on a GPU one batch is made ahead.
+
+    `prepare` takes a step number and its batch on the CPU, and returns the batch that is moved.
+    """
     if device.type != "cuda":
         for number, batch in batches:
-            moved: Any = batch
+            moved: Any = batch if prepare is None else prepare(number, batch)
             yield number, moved.to(device)
         return
     remaining = iter(batches)
@@ -32,7 +39,8 @@ def on_device(batches: Iterable[tuple[int, Batch]], device: torch.device) -> Ite
         if pair is None:
             return None
         with torch.cuda.stream(stream):
-            copied = pair[1].pin_memory().to(device)
+            batch = pair[1] if prepare is None else prepare(*pair)
+            copied = batch.pin_memory().to(device)
             return pair[0], copied, stream.record_event()
 
     with ThreadPoolExecutor(1, thread_name_prefix="prefetch") as executor:

@@ -15,7 +15,7 @@ that user's negatives, because a user who engaged with an item does not reject i
 so all pairs of a token share one sum, and further targets of a token cost next to nothing. If only earlier items are
 taken out, the loss also learns that the next item was chosen before the later items, at the price of one sum per pair.
 
-`ops.contrastive` computes the sums; in training it never holds all scores of tokens × items in memory. On a GPU it holds
+`ops.contrastive` computes the sums and never holds all scores of tokens × items in memory. On a GPU it holds
 a table of users' own items, with a byte for each user and item of the batch, or four bytes if only earlier items are
 taken out.
 

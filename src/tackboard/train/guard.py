@@ -1,9 +1,13 @@
-"""Defines the guard of a run, which detects bad losses and gradients, and remembers the data to skip.
+"""Defines the guard of a run, which drops steps with a bad loss or gradient, and remembers their data.
 
-A non-finite loss is caught before `backward`. No parameter has moved yet, and the step's data is skipped. A model with
-other state, such as streaming frequencies, also goes back to the last checkpoint. A non-finite or spiking dense
-gradient is caught after `backward`, when the tables have moved already. So the run goes back to its last checkpoint and
-skips that step's data. If more than `max_bad_steps` of `window` steps are bad, the run has diverged and ends.
+A step is bad if its loss or its dense gradient is not finite, or if the norm of the dense gradient spikes. The guard
+judges on the device, after the backward pass and before any parameter moves. The optimisers get the verdict as a flag on
+the device: in a bad step nothing moves, and the step uses no step of the learning-rate schedule. So a GPU never waits
+until the host has read a loss. The trainer reads the verdicts later, several at a time, and then notes the data steps to
+skip. If more than `max_bad_steps` of `window` steps are bad, the run has diverged and ends.
+
+Decided: if a model has state beyond its parameters (buffers such as streaming frequencies), its forward pass has changed
+this state already, so the run goes back to its last checkpoint and skips that step's data.
 
 A checkpoint carries the guard's state, so a resumed run decides as an uninterrupted run would.
 """
@@ -12,7 +16,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from tackboard.core.config import check
 from tackboard.core.errors import DivergedError
@@ -38,31 +44,50 @@ class GuardConfig:
         check(self.window >= 1, "guard.window", self.window, "1 or more")
 
 
-class Guard:
-    """Judges losses and gradient norms, and remembers the data steps to skip."""
+class Verdict(NamedTuple):
+    """The judgement of one step, as scalars on the device."""
 
-    def __init__(self, config: GuardConfig) -> None:
+    loss: torch.Tensor
+    norm: torch.Tensor
+    limit: torch.Tensor
+    """The largest norm that was allowed; infinite while the guard does not look for spikes."""
+    keep: torch.Tensor
+    """Whether the step is good and its updates are applied (bool)."""
+
+    def packed(self) -> torch.Tensor:
+        """Returns the four scalars as one tensor, so that the host can read many steps at once."""
+        return torch.stack([scalar.double() for scalar in self])
+
+
+class Guard:
+    """Judges losses and gradient norms on the device, and remembers the data steps to skip."""
+
+    def __init__(self, config: GuardConfig, device: torch.device | None = None) -> None:
         self.config = config
-        self.mean_norm = 0.0
-        self.num_norms = 0
+        self.mean_norm = torch.zeros((), dtype=torch.float64, device=device)
+        """Running mean of the norms of good steps."""
+        self.num_norms = torch.zeros((), dtype=torch.int64, device=device)
         self.skipped: list[int] = []
         """Data steps that are never read again."""
 
-    def judge_loss(self, loss: float) -> str | None:
-        """Returns why a loss is bad, or None if it is good."""
-        return None if math.isfinite(loss) else f"loss is {loss}"
+    @torch.no_grad()
+    def judge(self, loss: torch.Tensor, norm: torch.Tensor) -> Verdict:
+        """Judges a step by its loss and the norm of its dense gradient. A good norm enters the running mean."""
+        is_settled = self.num_norms >= self.config.settle_steps
+        limit = torch.where(is_settled, self.config.spike_factor * self.mean_norm, math.inf)
+        loss, norm = loss.detach(), norm.double()
+        keep = loss.isfinite() & norm.isfinite() & (norm <= limit)
+        self.num_norms += keep
+        share = self.num_norms.double().reciprocal().clamp_min(0.02)
+        self.mean_norm.copy_(torch.where(keep, self.mean_norm + share * (norm - self.mean_norm), self.mean_norm))
+        return Verdict(loss, norm, limit, keep)
 
-    def judge_norm(self, norm: float) -> str | None:
-        """Returns why a dense gradient norm is bad, or None if it is good. A good norm enters the running mean."""
-        if not math.isfinite(norm):
-            return f"gradient norm is {norm}"
-        limit = self.config.spike_factor * self.mean_norm
-        if self.num_norms >= self.config.settle_steps and norm > limit:
-            return f"gradient norm {norm:.3g} is above {limit:.3g}"
-        self.num_norms += 1
-        share = max(0.02, 1.0 / self.num_norms)
-        self.mean_norm += share * (norm - self.mean_norm)
-        return None
+    @staticmethod
+    def reason(loss: float, norm: float, limit: float) -> str:
+        """Says why a step is bad."""
+        if not math.isfinite(loss):
+            return f"loss is {loss}"
+        return f"gradient norm {norm:.3g} is above {limit:.3g}" if math.isfinite(norm) else f"gradient norm is {norm}"
 
     def skip(self, data_step: int, reason: str) -> None:
         """Marks a data step, so that it is never read again. Raises DivergedError if too many steps were bad."""
@@ -76,10 +101,10 @@ class Guard:
             )
 
     def state(self) -> dict[str, Any]:
-        return {"mean_norm": self.mean_norm, "num_norms": self.num_norms, "skipped": self.skipped}
+        return {"mean_norm": float(self.mean_norm), "num_norms": int(self.num_norms), "skipped": self.skipped}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Loads the state of a checkpoint. Steps that were skipped after that checkpoint stay skipped."""
-        self.mean_norm = float(state["mean_norm"])
-        self.num_norms = int(state["num_norms"])
+        self.mean_norm.fill_(float(state["mean_norm"]))
+        self.num_norms.fill_(int(state["num_norms"]))
         self.skipped = sorted(set(self.skipped) | set(state["skipped"]))

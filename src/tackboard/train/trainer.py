@@ -1,12 +1,13 @@
 """The training loop: it takes a config, a run directory and a source of data, and writes checkpoints and metrics.
 
 The trainer knows numbered steps, `model.loss(batch)` and the number of tokens of a batch; only the data config and the
-model know what a batch contains. A step reads the batch of a numbered data step and computes the loss. If the loss is
-not finite, the step ends there. Otherwise backward runs and moves the tables. If the dense gradient is bad, then the
-run rolls back; otherwise the dense parameters move. The state of a run is (step, next data step, parameters, buffers,
-optimiser state, guard state, judgements) and nothing else: the order of the data and dropout are functions of the seed
-and the step. So a killed and resumed run ends in the same bits. A judgement (the loss on held-out users) is made before
-the checkpoint of its step. The checkpoint stores the judgement, so no judgement is lost or made twice.
+model know what a batch contains. A step reads the batch of a numbered data step and computes the loss and the gradients.
+The guard judges both on the device. The optimisers then move all parameters, or none if the step is bad (guard.py). On a
+GPU the host does not wait for the verdict: it reads the verdicts of several steps together when a step is logged, judged
+or saved. The state of a run is (step, next data step, parameters and buffers, the optimisers' state, the guard's state,
+the judgements) and nothing else: the order of the data and dropout are functions of the seed and the data step. So a
+killed and resumed run ends in the same bits. A judgement (the loss on held-out users) is made before the checkpoint of
+its step. The checkpoint stores the judgement, so no judgement is lost or made twice.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class Trainer:
         """Whether the model has state other than its parameters, for example streaming frequencies."""
         self.optimizers = Optimizers(self.model, config.optimizer, config.training.steps, seed=config.seed)
         self.on_checkpoint = on_checkpoint
-        self.guard = Guard(config.guard)
+        self.guard = Guard(config.guard, self.device)
         tables = config.model.tables
         self.steps: NumberedSteps[Any] = steps or config.data.steps(source, tables, config.seed, quiet=quiet)
         self.batches: NumberedSteps[Any] | ClusterSteps = self.steps
@@ -114,7 +115,14 @@ class Trainer:
         self.num_tokens = 0
         self.is_compiling = False
         """Whether the first step of a compiled model is running. Compiling makes this step slow."""
-        self.last_loss = float("nan")
+        self.last_loss = self._last_norm = float("nan")
+        self.reads_every_step = self.device.type == "cpu"
+        """Whether the host reads every verdict at once. A CPU has nothing to wait for."""
+        self._unread: list[tuple[int, int, torch.Tensor]] = []
+        """Data step, number of tokens and packed verdict of each step whose verdict the host has not read yet."""
+        self._metrics: dict[str, float | torch.Tensor] = {}
+        self._logged = 0.0, 0
+        """Time and number of tokens at the last line of metrics."""
         self.tokens_per_s = 0.0
         """Tokens per second of this process. The time includes loading, checkpoints and steps that were rolled back."""
 
@@ -145,15 +153,15 @@ class Trainer:
         total = self.config.training.steps
         every = self.config.training.checkpoint_every
         started, tokens_before = time.perf_counter(), self.num_tokens
+        self._logged = started, tokens_before
         self.is_compiling = self.is_compiled
         if stop and self.is_compiling:
             raise _StopNow
         with Progress(f"training {self.config.name}", total=total, unit="steps", quiet=quiet) as progress:
             progress.advance(self.step)
             while self.step < total and not self.validation.is_over:
-                for data_step, batch in on_device(
-                    self.batches.iterate(self._upcoming(), self.config.data.num_workers), self.device
-                ):
+                upcoming = self.batches.iterate(self._upcoming(), self.config.data.num_workers)
+                for data_step, batch in on_device(upcoming, self.device, self._prepared):
                     if not self._one_step(data_step, batch):
                         break  # Data was skipped or the state went back, so the upcoming steps have changed.
                     progress.advance(1, note=f"loss {self.last_loss:.3f}")
@@ -164,6 +172,7 @@ class Trainer:
                             with self.uncompiled():
                                 self.on_checkpoint(self)
                     if stop:
+                        self._settle()
                         self.save()
                         raise self._preempted(stop[0])
                     if self.validation.is_over:
@@ -209,10 +218,11 @@ class Trainer:
         return numbers
 
     def _one_step(self, data_step: int, batch: Batch) -> bool:
-        """Does one step. Returns False if the step did not count and the caller must call `_upcoming` again."""
-        started = time.perf_counter()
-        # Dropout is a function of (seed, step), so a resumed run draws the same numbers as the killed run.
-        seed = int(mix64(self.config.seed * 1_000_003 + self.step, 17)[0] >> 1)
+        """Does one step. Returns False if a step did not count and the caller must call `_upcoming` again."""
+        if not batch.has_targets():
+            self.data_step = data_step + 1  # This batch teaches nothing: continue after it.
+            return False
+        seed = self._seed_of(data_step)
         # torch.manual_seed would store a traceback of every call on a machine without a GPU, in case a GPU appears.
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
@@ -220,41 +230,72 @@ class Trainer:
         self.model.train()
         for module in self.optimizers.frozen:
             module.eval()
-        share = self.optimizers.prepare(self.step)
-        if not batch.has_targets():
-            self.data_step = data_step + 1  # This batch has no targets: continue after it.
-            return False
+        self.optimizers.prepare(data_step)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_half):
             output = self.model.loss(batch)
-        loss = output.loss
-        value = float(loss.detach())
-        if reason := self.guard.judge_loss(value):
-            self._skip(data_step, reason)
-            if self.has_state_beyond_parameters:
-                self._roll_back()  # The model may have counted this batch already.
-            return False
-        loss.backward()
-        norm = self.optimizers.clip()
-        if reason := self.guard.judge_norm(norm):
-            self._skip(data_step, reason)
-            self._roll_back()
-            return False
-        self.optimizers.step()
+        output.loss.backward()
+        verdict = self.guard.judge(output.loss, self.optimizers.clip())
+        self.optimizers.step(verdict.keep)
+        self._unread.append((data_step, batch.num_tokens, verdict.packed()))
+        self._metrics = output.metrics
         self.is_compiling = False
         self.step += 1
         self.data_step = data_step + 1
-        self.num_tokens += batch.num_tokens
-        self.last_loss = value
-        if self.step % self.config.training.log_every == 0 or self.step == self.config.training.steps:
-            seconds = time.perf_counter() - started
-            figures = {"loss": value, "grad_norm": norm, "lr_share": share, "tokens": self.num_tokens} | output.metrics
-            self.run.log_metrics(self.step, **figures, tokens_per_s=round(batch.num_tokens / seconds, 1))
-        return True
+        return self._settle() if self.reads_every_step or self._is_boundary() else True
 
-    def _skip(self, data_step: int, reason: str) -> None:
-        self.run.log_event("bad_step", step=self.step, data_step=data_step, reason=reason)
-        say(f"warning: {reason} at step {self.step}: skipping data step {data_step}")
-        self.guard.skip(data_step, reason)
+    def _seed_of(self, data_step: int) -> int:
+        """Returns the seed of dropout and of a batch's random targets: a function of (seed, data step)."""
+        return int(mix64(self.config.seed * 1_000_003 + data_step, 17)[0] >> 1)
+
+    def _prepared(self, data_step: int, batch: Batch) -> Batch:
+        """Returns the batch with what the model prepares on the CPU. Another thread may call this."""
+        prepare = getattr(self.model, "prepare", None)
+        return batch if prepare is None else prepare(batch, torch.Generator().manual_seed(self._seed_of(data_step)))
+
+    def _is_boundary(self) -> bool:
+        """Returns whether this step is logged, judged or saved, for which the host must know what happened."""
+        training = self.config.training
+        intervals = (training.log_every, training.checkpoint_every, training.validate_every or training.steps)
+        return self.step == training.steps or any(self.step % interval == 0 for interval in intervals)
+
+    def _settle(self) -> bool:
+        """Reads the verdicts of the steps since the last call; returns False if one of the steps was dropped.
+
+        Until then `step` and `data_step` count every step as good, because the device alone knows better.
+        """
+        unread, self._unread = self._unread, []
+        if not unread:
+            return True
+        verdicts = torch.stack([packed for _, _, packed in unread]).tolist()
+        bad = []
+        for (data_step, num_tokens, _), (loss, norm, limit, keep) in zip(unread, verdicts, strict=True):
+            if keep:
+                self.num_tokens += num_tokens
+                self.last_loss, self._last_norm = loss, norm
+            else:
+                self.step -= 1
+                bad.append((data_step, Guard.reason(loss, norm, limit)))
+        for data_step, reason in bad:
+            self.run.log_event("bad_step", step=self.step, data_step=data_step, reason=reason)
+            say(f"warning: {reason} at step {self.step}: skipping data step {data_step}")
+            self.guard.skip(data_step, reason)
+        if bad and self.has_state_beyond_parameters:
+            self._roll_back()  # The forward pass may have changed this state already.
+        elif self.step % self.config.training.log_every == 0 or self.step == self.config.training.steps:
+            self._log(is_new=bool(verdicts[-1][3]))
+        return not bad
+
+    def _log(self, *, is_new: bool) -> None:
+        """Writes a line of metrics, unless the step was logged before a bad step came in between."""
+        if not is_new:
+            return
+        now = time.perf_counter()
+        tokens_per_s = (self.num_tokens - self._logged[1]) / max(1e-9, now - self._logged[0])
+        self._logged = now, self.num_tokens
+        share = float(self.optimizers.share)
+        figures = {"loss": self.last_loss, "grad_norm": self._last_norm, "lr_share": share, "tokens": self.num_tokens}
+        figures |= {name: float(value) for name, value in self._metrics.items()}
+        self.run.log_metrics(self.step, **figures, tokens_per_s=round(tokens_per_s, 1))
 
     def _roll_back(self) -> None:
         checkpoint = self.store.find_latest()
@@ -368,6 +409,8 @@ class Trainer:
         self.guard.load_state(checkpoint.state["guard"])
         self.validation.load_state(checkpoint.state.get("validation", {}))
         self.step = int(checkpoint.state["step"])
+        self._unread.clear()
+        self.optimizers.applied.fill_(self.step)
         self.data_step = int(checkpoint.state["data_step"])
         self.num_tokens = int(checkpoint.state["num_tokens"])
         self.last_loss = checkpoint.state["last_loss"] if self.step else float("nan")

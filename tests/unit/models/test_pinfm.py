@@ -350,7 +350,7 @@ def test_streaming_frequencies_are_counted_in_training_only_and_belong_to_the_st
     assert torch.equal(model._log_weights(batch, counts), given)
     again = make_model(loss={"streaming_frequencies": True})
     again.load_state_dict(model.state_dict())
-    assert torch.equal(again._log_weights(batch), given)
+    assert torch.equal(again._log_weights(batch, counts), given)
 
 
 def test_features_of_the_request_change_the_users_vector_and_no_other(
