@@ -329,7 +329,7 @@ def round_stochastically(
     dropped_EC = 23 - MANTISSA_BITS + tl.maximum(1 - exponent_EC, 0)
     excess_EC = tl.maximum(dropped_EC - _MOST_DROPPED_BITS, 0)
     dropped_EC -= excess_EC
-    gaps_EC = ((mantissa_EC >> excess_EC) + (random_EC >> (_MOST_DROPPED_BITS - dropped_EC))) >> dropped_EC
+    gaps_EC = ((mantissa_EC >> excess_EC) + (random_EC >> (-dropped_EC + _MOST_DROPPED_BITS))) >> dropped_EC
     rounded_EC = gaps_EC + ((tl.maximum(exponent_EC, 1) - 1) << MANTISSA_BITS)
     rounded_EC = tl.minimum(rounded_EC, LARGEST)
     rounded_EC = tl.where(magnitude_EC == 0x7F800000, INFINITY, rounded_EC)

@@ -24,7 +24,9 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("output", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize(("num_items", "num_tables", "num_rows", "width"), [(37, 3, 11, 5), (5, 8, 40, 32), (0, 2, 3, 4)])
+@pytest.mark.parametrize(
+    ("num_items", "num_tables", "num_rows", "width"), [(37, 3, 11, 5), (5, 8, 40, 32), (0, 2, 3, 4)]
+)
 def test_lookup(
     num_items: int, num_tables: int, num_rows: int, width: int, storage: Any, output: Any, device: str
 ) -> None:
@@ -35,7 +37,9 @@ def test_lookup(
     found, entries = kernels.lookup(weight, rows.to(device), first_rows.to(device), output)
     expected, expected_entries = twin.lookup(weight.cpu(), rows, first_rows, output)
     assert (found.dtype, entries.dtype, found.shape) == (output, torch.int32, expected.shape)
-    assert torch.equal(found.cpu(), expected)
+    # The interpreter cuts bits off where a GPU rounds to nearest.
+    is_cut = device == "cpu" and output == torch.bfloat16 != storage
+    torch.testing.assert_close(found.cpu(), expected, rtol=2**-7 if is_cut else 0, atol=0)
     assert torch.equal(entries.cpu(), expected_entries)
 
 
@@ -77,16 +81,14 @@ def some_rows(kind: str, num_rows: int, num: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("kind", "num", "width"),
     [("distinct", 70, 4), ("one", 65, 3), ("one", 32, 8), ("one", 1, 1), ("mixed", 333, 5), ("mixed", 96, 32)]
-    + [("mixed", 0, 4), ("none", 40, 2)],
+    + [("mixed", 0, 4), ("none", 40, 2), ("one", 2300, 2)],
 )
 def test_update(kind: str, num: int, width: int, storage: Any, device: str) -> None:
     """Against the twin. Where the two differ in the last bit of fp32, a half may be rounded to its other neighbour."""
     num_rows = 75
-    rows, gradient = some_rows(kind, num, num_rows) if kind == "x" else some_rows(kind, num_rows, num), drawn(num, width)
+    rows, gradient = some_rows(kind, num_rows, num), drawn(num, width)
     old = drawn(num_rows, width, seed=1).to(storage)
-    weights, sums = [old.clone(), old.clone().to(device)], [torch.rand(num_rows) for _ in range(2)]
-    sums[1] = sums[0].to(device)
-    sums[0] = sums[0].clone()
+    weights, sums = [old.clone(), old.clone().to(device)], [torch.ones(num_rows), torch.ones(num_rows, device=device)]
     update(twin, weights[0], sums[0], rows, gradient)
     update(kernels, weights[1], sums[1], rows.to(device), gradient.to(device))
     torch.testing.assert_close(sums[1].cpu(), sums[0], rtol=1e-5, atol=1e-5)
