@@ -5,11 +5,11 @@ vector only if they collide under all k functions. For this reason a table far s
 sub-tables lie one after another in one parameter. The gradient of this parameter is sparse: only looked-up rows cost
 memory and time.
 
-A table may be stored in half precision (fp16, bf16). Autograd casts a gradient to its parameter's type, and a small
-gradient does not survive fp16. So the gradient of a half-precision table arrives at a separate leaf: an fp32 tensor
-that has the table's shape but takes the memory of one number. The optimiser reads the gradient from this leaf, computes
-in fp32 and rounds stochastically (`ops.stochastic_rounding`). `gradient_leaf` returns the right tensor for every
-precision.
+The gradient of a lookup does not go to `weight.grad`. A backward pass appends the looked-up rows and their gradients to
+`HashedTables.pending`. The optimiser applies or drops them once it knows whether the step is good
+(`train.optimizers.RowWiseAdagrad`). So no sparse tensor is made, and the gradient of a half-precision table (fp16, bf16)
+has the precision of the looked-up vectors, where autograd would round it to half precision. Several lookups and several
+backward passes add up.
 
 Decided: fresh rows are drawn in place, and half-precision rows block by block, so that making a table never needs room
 for a second table. With the same seed, a half-precision table begins as the fp32 table rounded to nearest. The type of
@@ -30,10 +30,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
+from torch.autograd.function import once_differentiable
 
 from tackboard.batch import HashConfig
 from tackboard.core.config import check
+from tackboard.ops.table_rows import lookup
 
 STORAGES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 DRAWN_AT_ONCE = 1 << 22
@@ -70,7 +71,8 @@ class HashedTables(nn.Module):
         self.dim = config.dim
         num_rows = config.num_hashes * config.num_rows
         self.weight = nn.Parameter(_fresh_rows(num_rows, config.dim, config.init_std, STORAGES[config.storage]))
-        self._half_leaf: torch.Tensor | None = None
+        self.pending: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Rows [L] and gradients [L, d] of the backward passes since the optimiser's last step."""
         self.first_rows: torch.Tensor
         first_rows = torch.arange(config.num_hashes) * config.num_rows
         self.register_buffer("first_rows", first_rows, persistent=False)
@@ -79,46 +81,37 @@ class HashedTables(nn.Module):
     def width(self) -> int:
         return self.num_hashes * self.dim
 
-    @property
-    def gradient_leaf(self) -> torch.Tensor:
-        """The tensor that gets the sparse fp32 gradient: the weight itself, or a half-precision table's leaf.
-
-        This leaf is on the device of the table, so ask for the leaf after moving the model.
-        """
-        if self.weight.dtype == torch.float32:
-            return self.weight
-        if self._half_leaf is None or self._half_leaf.device != self.weight.device:
-            number = torch.zeros((), dtype=torch.float32, device=self.weight.device)
-            self._half_leaf = number.expand(self.weight.shape).requires_grad_()
-        return self._half_leaf
-
-    def forward(self, item_rows_MK: torch.Tensor) -> torch.Tensor:
-        """Returns the vectors [M, D] of items from their rows [M, k]."""
-        rows_MK = item_rows_MK + self.first_rows
-        if self.weight.dtype == torch.float32:
-            vectors_MKd = functional.embedding(rows_MK, self.weight, sparse=True)
-        elif torch.is_grad_enabled() and self.weight.requires_grad:
-            vectors_MKd = _HalfLookup.apply(self.gradient_leaf, self.weight.detach(), rows_MK)
-        else:
-            vectors_MKd = functional.embedding(rows_MK, self.weight.detach()).float()
-        return vectors_MKd.flatten(1)
+    def forward(self, item_rows_MK: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Returns the vectors [M, D] of items from their rows [M, k], as fp32 or bf16. A negative row reads zeros."""
+        if torch.is_grad_enabled() and self.weight.requires_grad:
+            vectors_MD: torch.Tensor = _Lookup.apply(self.weight, item_rows_MK, self.first_rows, dtype, self.pending)
+            return vectors_MD
+        return lookup(self.weight.detach(), item_rows_MK, self.first_rows, dtype)[0]
 
 
-class _HalfLookup(torch.autograd.Function):
-    """Looks up half-precision rows as fp32. Their gradient goes to the fp32 leaf, with one entry per looked-up row."""
+class _Lookup(torch.autograd.Function):
+    """Looks rows up. The backward pass appends the rows and their gradients to a list; the weight gets no gradient."""
 
     @staticmethod
-    def forward(ctx: Any, leaf_Rd: torch.Tensor, weight_Rd: torch.Tensor, rows_MK: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(rows_MK)
-        ctx.shape = leaf_Rd.shape
-        return functional.embedding(rows_MK, weight_Rd).float()
+    def forward(
+        ctx: Any,
+        weight_Rd: torch.Tensor,
+        item_rows_MK: torch.Tensor,
+        first_rows_K: torch.Tensor,
+        dtype: torch.dtype,
+        pending: list[tuple[torch.Tensor, torch.Tensor]],
+    ) -> torch.Tensor:
+        vectors_MD, rows_L = lookup(weight_Rd, item_rows_MK, first_rows_K, dtype)
+        ctx.save_for_backward(rows_L)
+        ctx.dim, ctx.pending = weight_Rd.shape[1], pending
+        return vectors_MD
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (rows_MK,) = ctx.saved_tensors
-        values = gradients[0].float().reshape(-1, ctx.shape[1])
-        gradient_Rd = torch.sparse_coo_tensor(rows_MK.reshape(1, -1), values, ctx.shape, check_invariants=False)
-        return gradient_Rd, None, None
+    @once_differentiable
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, ...]:
+        (rows_L,) = ctx.saved_tensors
+        ctx.pending.append((rows_L, gradients[0].reshape(-1, ctx.dim)))
+        return None, None, None, None, None
 
 
 @contextmanager

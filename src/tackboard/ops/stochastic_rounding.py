@@ -32,7 +32,7 @@ MOST_DROPPED_BITS = 62
 
 
 @dataclasses.dataclass(frozen=True)
-class _Format:
+class HalfFormat:
     """A 16-bit format. `bias_below` is the exponent bias of fp32 minus the exponent bias of this format."""
 
     mantissa_bits: int
@@ -42,9 +42,9 @@ class _Format:
     nan: int
 
 
-_FORMATS = {
-    torch.float16: _Format(mantissa_bits=10, bias_below=112, largest=0x7BFF, infinity=0x7C00, nan=0x7E00),
-    torch.bfloat16: _Format(mantissa_bits=7, bias_below=0, largest=0x7F7F, infinity=0x7F80, nan=0x7FC0),
+FORMATS = {
+    torch.float16: HalfFormat(mantissa_bits=10, bias_below=112, largest=0x7BFF, infinity=0x7C00, nan=0x7E00),
+    torch.bfloat16: HalfFormat(mantissa_bits=7, bias_below=0, largest=0x7F7F, infinity=0x7F80, nan=0x7FC0),
 }
 
 
@@ -53,7 +53,7 @@ def rounding_key(seed: int, step: int, table: int = 0) -> int:
     return int(bits(seed, step, table).view("int64")[0])
 
 
-def random_bits(key: int, rows: torch.Tensor, num_columns: int) -> torch.Tensor:
+def random_bits(key: int | torch.Tensor, rows: torch.Tensor, num_columns: int) -> torch.Tensor:
     """Returns 64 random bits for each of `num_columns` columns of `rows` (int64 [R]), as int64 [R, D]."""
     columns_D = torch.arange(num_columns, device=rows.device)
     state_R = mix64(mix64(rows, KEY_DEPTH) + key, KEY_DEPTH)
@@ -61,20 +61,23 @@ def random_bits(key: int, rows: torch.Tensor, num_columns: int) -> torch.Tensor:
     return mix64(state_R[:, None] + lane_D, KEY_DEPTH + 1)
 
 
-def stochastic_round(values: torch.Tensor, dtype: torch.dtype, rows: torch.Tensor, key: int) -> torch.Tensor:
+def stochastic_round(
+    values: torch.Tensor, dtype: torch.dtype, rows: torch.Tensor, key: int | torch.Tensor
+) -> torch.Tensor:
     """Rounds `values` (float32 [R, D]) to `dtype` (float16 or bfloat16), each to one of its two neighbours.
 
     `rows` (int64 [R]) holds the position of each row of `values` in the table. The position, the column and `key` (see
-    `rounding_key`) decide the random bits. Probabilities are exact to 2^-62 of the smallest gap.
+    `rounding_key`; an int or an int64 tensor without dimensions) decide the random bits. Probabilities are exact to
+    2^-62 of the smallest gap.
     """
-    if dtype not in _FORMATS or values.dtype != torch.float32:
+    if dtype not in FORMATS or values.dtype != torch.float32:
         raise DataError(f"cannot round {values.dtype} to {dtype}", allowed="allowed: float32 to float16 or bfloat16")
     if values.dim() != 2 or rows.shape != values.shape[:1]:
         raise DataError(
             f"values have shape {tuple(values.shape)} and rows have shape {tuple(rows.shape)}",
             allowed="allowed: values [R, D] with rows [R]",
         )
-    target = _FORMATS[dtype]
+    target = FORMATS[dtype]
     pattern_RD = values.contiguous().view(torch.int32).to(torch.int64)
     magnitude_RD = pattern_RD & 0x7FFFFFFF
     field_RD = magnitude_RD >> 23

@@ -1,9 +1,9 @@
-"""The optimisers: row-wise Adagrad updates tables inside the backward pass, and AdamW updates dense parameters.
+"""The optimisers: row-wise Adagrad updates tables, and AdamW updates dense parameters.
 
-A table's gradient touches few rows. The table is updated as soon as autograd has the gradient, and the gradient is
-dropped, so memory never holds a second table. The price is that a table update cannot be undone if the dense gradient
-turns out bad; the trainer then goes back to a checkpoint. Row-wise Adagrad keeps one number per row, the running sum
-of the mean squared gradient. So its state has only 1/dim of the table's size.
+A table's gradient touches few rows. A backward pass leaves the looked-up rows and their gradients with the table
+(`models.tables`), so memory never holds a second table. After the dense gradient has been judged, the optimiser applies
+these gradients or drops them. Row-wise Adagrad keeps one number per row, the running sum of the mean squared gradient.
+So its state has only 1/dim of the table's size.
 
 A half-precision table is updated in fp32 and rounded stochastically. The gap between two half-precision numbers is
 often wider than an update, and rounding to nearest would lose the update. The random bits are a function of (seed,
@@ -24,8 +24,9 @@ from torch import nn
 from tackboard.core.config import check
 from tackboard.core.errors import ConfigError, DataError
 from tackboard.core.hashing import string_id
-from tackboard.models.tables import table_modules, table_parameter_names
-from tackboard.ops.stochastic_rounding import rounding_key, stochastic_round
+from tackboard.models.tables import HashedTables, table_modules, table_parameter_names
+from tackboard.ops.stochastic_rounding import rounding_key
+from tackboard.ops.table_rows import row_wise_adagrad_
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,43 +83,55 @@ def learning_rate_share(step: int, total_steps: int, config: OptimizerConfig) ->
 
 
 class RowWiseAdagrad:
-    """Row-wise Adagrad for one table, applied inside the backward pass.
+    """Row-wise Adagrad for one table. It applies or drops the gradients that backward passes left with the table.
 
-    The gradient arrives at `leaf`: the weight itself, unless the table has half precision
-    (`HashedTables.gradient_leaf`).
+    A model may also read the weight without a lookup, for example as its output layer. Then `weight.grad` is applied too.
+    The learning rate and the rounding key are numbers on the device of the table: set them with `fill_`, which does not
+    wait for the device. So a CUDA graph can hold an update.
     """
 
-    def __init__(
-        self, weight: nn.Parameter, clip_element: float, eps: float = 1e-8, leaf: torch.Tensor | None = None
-    ) -> None:
-        self.weight = weight
+    def __init__(self, table: HashedTables, clip_element: float, eps: float = 1e-8) -> None:
+        self.table = table
         self.clip_element = clip_element
         self.eps = eps
-        self.learning_rate = 0.0
-        self.rounding_key = 0
+        device = table.weight.device
+        self.learning_rate = torch.zeros((), dtype=torch.float32, device=device)
+        self.rounding_key = torch.zeros((), dtype=torch.int64, device=device)
         """Decides how this step's updates of a half-precision table are rounded; unused in fp32."""
-        self.sums = torch.zeros(weight.shape[0], dtype=torch.float32, device=weight.device)
-        (weight if leaf is None else leaf).register_post_accumulate_grad_hook(self._update)
+        self.sums = torch.zeros(len(table.weight), dtype=torch.float32, device=device)
 
     @torch.no_grad()
-    def _update(self, leaf: torch.Tensor) -> None:
-        gradient = leaf.grad
-        if gradient is None:
+    def apply(self, keep: torch.Tensor) -> None:
+        """Moves the rows by all pending gradients if `keep` (bool, on the table's device) is true; then drops them."""
+        pending, gradient = list(self.table.pending), self.table.weight.grad
+        # The gradients are dropped first, so that they cannot survive an error below and be applied twice.
+        self.drop()
+        if gradient is not None and gradient.is_sparse:
+            pending.append((gradient._indices()[0], gradient._values()))
+        elif gradient is not None:
+            pending.append((torch.arange(len(gradient), device=gradient.device), gradient))
+        if not pending:
             return
-        # The gradient is dropped first, so that it cannot survive an error below and be applied twice.
-        leaf.grad = None
-        gradient = gradient.coalesce() if gradient.is_sparse else gradient.to_sparse(1)
-        rows, values = gradient.indices()[0], gradient.values().float()
-        values = values.clamp(-self.clip_element, self.clip_element)
-        sums = self.sums[rows] + values.square().mean(dim=1)
-        self.sums[rows] = sums
-        change = self.learning_rate * values / (sums.sqrt() + self.eps).unsqueeze(1)
-        weight = self.weight
-        if weight.dtype in (torch.float16, torch.bfloat16):
-            moved = weight[rows].float() - change
-            weight[rows] = stochastic_round(moved, weight.dtype, rows, self.rounding_key)
-        else:
-            weight[rows] -= change.to(weight.dtype)
+        rows_L, gradient_Ld = pending[0]
+        if len(pending) > 1:
+            rows_L = torch.cat([rows for rows, _ in pending])
+            gradient_Ld = torch.cat([gradient.float() for _, gradient in pending])
+        row_wise_adagrad_(
+            self.table.weight,
+            self.sums,
+            rows_L,
+            gradient_Ld,
+            learning_rate=self.learning_rate,
+            keep=keep,
+            clip_element=self.clip_element,
+            eps=self.eps,
+            rounding_key=self.rounding_key,
+        )
+
+    def drop(self) -> None:
+        """Forgets all pending gradients."""
+        self.table.pending.clear()
+        self.table.weight.grad = None
 
 
 def _check_moments(name: str, parameter: torch.Tensor, entries: dict[str, torch.Tensor]) -> None:
@@ -129,7 +142,7 @@ def _check_moments(name: str, parameter: torch.Tensor, entries: dict[str, torch.
 
 
 class Optimizers:
-    """All optimisers of a model. Tables move during `backward`, dense parameters on `step`, frozen parameters never.
+    """All optimisers of a model. Tables and dense parameters move on `step`, frozen parameters never.
 
     `seed` and the step decide how updates of half-precision tables are rounded.
     """
@@ -155,7 +168,7 @@ class Optimizers:
         ]
         """Modules whose parameters are all frozen."""
         self.tables = {
-            name: RowWiseAdagrad(module.weight, config.clip_table_element, leaf=module.gradient_leaf)
+            name: RowWiseAdagrad(module, config.clip_table_element)
             for name, module in table_modules(model).items()
             if module.weight.requires_grad
         }
@@ -180,10 +193,11 @@ class Optimizers:
         """Sets the rates and the rounding key of `step` and clears gradients; returns the share of the peak rate."""
         share = learning_rate_share(step, self.total_steps, self.config)
         for name, table in self.tables.items():
-            table.learning_rate = (
+            table.learning_rate.fill_(
                 share * self.config.table_learning_rate * self.config.multiplier(f"{name}.weight".lstrip("."))
             )
-            table.rounding_key = rounding_key(self.seed, step, string_id(name))
+            table.rounding_key.fill_(rounding_key(self.seed, step, string_id(name)))
+            table.drop()
         for group in self.adamw.param_groups:
             group["lr"] = share * self.config.dense_learning_rate * group["share"]
         self.adamw.zero_grad(set_to_none=True)
@@ -194,7 +208,9 @@ class Optimizers:
         return float(torch.nn.utils.clip_grad_norm_(list(self.dense.values()), self.config.clip_norm))
 
     def step(self) -> None:
-        """Moves the dense parameters."""
+        """Moves the tables and the dense parameters."""
+        for table in self.tables.values():
+            table.apply(torch.ones((), dtype=torch.bool, device=table.sums.device))
         self.adamw.step()
 
     def state(self) -> dict[str, torch.Tensor]:

@@ -25,15 +25,39 @@ def test_a_vector_is_one_row_of_each_sub_table() -> None:
     assert tables(torch.tensor([[4, 1], [0, 0]])).tolist() == [[12, 13, 14, 18, 19, 20], [0, 1, 2, 15, 16, 17]]
 
 
-def test_the_gradient_is_sparse_and_touches_looked_up_rows_only() -> None:
-    tables = HashedTables(TableConfig(num_hashes=2, num_rows=1000, dim=3))
-    tables(torch.tensor([[7, 7], [7, 900]])).sum().backward()
-    gradient = tables.weight.grad
-    assert gradient is not None
-    assert gradient.is_sparse
-    gradient = gradient.coalesce()
-    assert gradient.indices().tolist() == [[7, 1007, 1900]]
-    assert gradient.values().tolist() == [[2, 2, 2], [1, 1, 1], [1, 1, 1]]
+def gradient_of(tables: HashedTables) -> torch.Tensor:
+    """The sum of the pending gradients, as a dense matrix."""
+    gradient = torch.zeros(tables.weight.shape)
+    for rows, values in tables.pending:
+        assert values.dtype == torch.float32
+        gradient.index_add_(0, rows, values)
+    return gradient
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_the_gradient_waits_with_the_table_and_touches_looked_up_rows_only(storage: str) -> None:
+    tables = HashedTables(TableConfig(num_hashes=2, num_rows=1000, dim=3, storage=storage))
+    (tables(torch.tensor([[7, 7], [7, 900]])) * torch.tensor([[1.0], [2.0]])).sum().backward()
+    assert tables.weight.grad is None
+    ((rows, values),) = tables.pending
+    assert rows.tolist() == [7, 1007, 7, 1900]
+    assert values.tolist() == [[1, 1, 1], [1, 1, 1], [2, 2, 2], [2, 2, 2]]
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_padding_reads_zeros(storage: str) -> None:
+    tables = HashedTables(TableConfig(num_hashes=2, num_rows=4, dim=3, storage=storage))
+    vectors = tables(torch.tensor([[1, -1], [-1, -1]]))
+    assert torch.equal(vectors[0, :3], tables.weight[1].float())
+    assert not vectors[0, 3:].any() and not vectors[1].any()
+    vectors.sum().backward()
+    assert tables.pending[0][0].tolist() == [1, -1, -1, -1]
+
+
+def test_vectors_may_be_bf16() -> None:
+    tables = HashedTables(TableConfig(num_hashes=2, num_rows=4, dim=3))
+    rows = torch.tensor([[1, 3]])
+    assert torch.equal(tables(rows, torch.bfloat16), tables(rows).bfloat16())
 
 
 def test_tables_are_found_by_class_wherever_they_are() -> None:
@@ -57,10 +81,7 @@ def test_any_size_goes_through_every_storage(storage: str, num_hashes: int, num_
         parts = [tables.weight[table * num_rows + int(rows[item, table])] for table in range(num_hashes)]
         assert torch.equal(vectors[item], torch.cat(parts).float())
     vectors.sum().backward()
-    gradient = tables.gradient_leaf.grad
-    assert gradient is not None
-    assert (gradient.is_sparse, gradient.dtype, gradient.shape) == (True, torch.float32, tables.weight.shape)
-    assert float(gradient.coalesce().values().sum()) == 6 * num_hashes * dim
+    assert float(gradient_of(tables).sum()) == 6 * num_hashes * dim
 
 
 @pytest.mark.parametrize("storage", HALVES)
@@ -72,28 +93,16 @@ def test_the_gradient_of_a_half_table_never_becomes_half(storage: str) -> None:
     factors = torch.tensor([[1e-9, 4097.0], [1.0, 1e6], [3e-9, 0.25]])
     for tables in (half, full):
         ((tables(first) * factors).sum() + (tables(second) * 0.125).sum()).backward()
-    found, expected = half.gradient_leaf.grad, full.weight.grad
-    assert found is not None and expected is not None
-    assert half.weight.grad is None
-    assert torch.equal(found.to_dense(), expected.to_dense())
-    assert found.to_dense()[3].tolist() == pytest.approx([0.125 + 4e-9, 4097.375], rel=1e-7)
+    assert torch.equal(gradient_of(half), gradient_of(full))
+    assert gradient_of(half)[3].tolist() == pytest.approx([0.125 + 4e-9, 4097.375], rel=1e-7)
 
 
-@pytest.mark.parametrize("storage", HALVES)
-def test_the_leaf_takes_no_room_and_is_in_no_file(storage: str) -> None:
-    tables = HashedTables(TableConfig(num_hashes=2, num_rows=500, dim=8, storage=storage))
-    leaf = tables.gradient_leaf
-    assert leaf is tables.gradient_leaf
-    assert leaf.untyped_storage().nbytes() == 4
-    assert list(tables.state_dict()) == ["weight"]
-    assert [name for name, _ in tables.named_parameters()] == ["weight"]
+def test_pending_gradients_are_in_no_file_and_belong_to_one_table() -> None:
+    tables = HashedTables(TableConfig(num_hashes=2, num_rows=500, dim=8))
     other = copy.deepcopy(tables)
     other(torch.tensor([[1, 1]])).sum().backward()
-    assert other.gradient_leaf.grad is not None
-    assert leaf.grad is None
-    assert other.gradient_leaf.untyped_storage().nbytes() == 4
-    full = HashedTables(TableConfig(num_hashes=2, num_rows=500, dim=8))
-    assert full.gradient_leaf is full.weight
+    assert (len(other.pending), len(tables.pending)) == (1, 0)
+    assert list(other.state_dict()) == ["weight"]
 
 
 @pytest.mark.parametrize("storage", STORAGES)
@@ -103,8 +112,12 @@ def test_no_gradient_where_none_is_wanted(storage: str) -> None:
     with torch.inference_mode():
         assert torch.equal(tables(rows)[0], tables.weight[2].float())
     tables(rows).sum().backward()  # inference before training does no harm
+    tables.pending.clear()
     tables.requires_grad_(requires_grad=False)
-    assert not tables(rows).requires_grad
+    vectors = tables(rows)
+    assert not vectors.requires_grad
+    (vectors * torch.ones(2, requires_grad=True)).sum().backward()
+    assert tables.pending == []
 
 
 @pytest.mark.parametrize("storage", HALVES)

@@ -47,16 +47,26 @@ def train(model: Model, optimizers: Optimizers, steps: range) -> None:
         optimizers.step()
 
 
+KEEP = torch.tensor(True)
+
+
+def table_of(weight: torch.Tensor) -> HashedTables:
+    table = HashedTables(TableConfig(num_hashes=1, num_rows=len(weight), dim=weight.shape[1]))
+    table.load_state_dict({"weight": weight})
+    return table
+
+
 def test_row_wise_adagrad_equals_a_plain_loop() -> None:
     torch.manual_seed(0)
-    weight = nn.Parameter(torch.randn(5, 3))
-    expected, sums = weight.detach().clone().double(), [0.0] * 5
-    adagrad = RowWiseAdagrad(weight, clip_element=0.8)
+    table = table_of(torch.randn(5, 3))
+    expected, sums = table.weight.detach().clone().double(), [0.0] * 5
+    adagrad = RowWiseAdagrad(table, clip_element=0.8)
     for step in range(4):
-        adagrad.learning_rate = 0.1 * (step + 1)
+        adagrad.learning_rate.fill_(0.1 * (step + 1))
         rows = torch.tensor([step, 3, 3])
         factors = torch.randn(3, 3)
-        (nn.functional.embedding(rows, weight, sparse=True) * factors).sum().backward()
+        (table(rows[:, None]) * factors).sum().backward()
+        adagrad.apply(KEEP)
         gradient = torch.zeros(5, 3, dtype=torch.float64)
         for row, factor in zip(rows.tolist(), factors, strict=True):
             gradient[row] += factor
@@ -65,17 +75,46 @@ def test_row_wise_adagrad_equals_a_plain_loop() -> None:
             sums[row] += sum(value * value for value in clipped) / 3
             for column, value in enumerate(clipped):
                 expected[row, column] -= 0.1 * (step + 1) * value / (math.sqrt(sums[row]) + 1e-8)
-    assert torch.allclose(weight.detach().double(), expected, atol=1e-6)
+    assert torch.allclose(table.weight.detach().double(), expected, atol=1e-6)
     assert adagrad.sums.tolist() == pytest.approx(sums, abs=1e-6)
-    assert weight.grad is None  # dropped the moment it was used
+    assert table.pending == [] and table.weight.grad is None
 
 
-def test_sparse_and_dense_gradients_give_the_same_update() -> None:
-    weights = [nn.Parameter(torch.arange(12.0).view(4, 3)) for _ in range(2)]
-    for weight, sparse in zip(weights, (True, False), strict=True):
-        RowWiseAdagrad(weight, clip_element=1.0).learning_rate = 0.5
-        nn.functional.embedding(torch.tensor([1, 1, 3]), weight, sparse=sparse).square().sum().backward()
-    assert torch.equal(weights[0], weights[1])
+@pytest.mark.parametrize("kind", ["two lookups", "two passes", "sparse", "dense", "tied"])
+def test_gradients_of_all_kinds_add_up(kind: str) -> None:
+    """One lookup of three rows, or the same rows read in two lookups, in two passes or by other means than a lookup."""
+    tables = [table_of(torch.arange(12.0).view(4, 3)) for _ in range(2)]
+    optimizers = [RowWiseAdagrad(table, clip_element=100.0) for table in tables]
+    tables[0](torch.tensor([[1], [1], [3]])).square().sum().backward()
+    one = tables[1]
+    if kind == "two lookups":
+        (one(torch.tensor([[1]])).square().sum() + one(torch.tensor([[3], [1]])).square().sum()).backward()
+    elif kind == "two passes":
+        one(torch.tensor([[1]])).square().sum().backward()
+        one(torch.tensor([[1], [3]])).square().sum().backward()
+    elif kind == "tied":
+        (one(torch.tensor([[1], [1]])).square().sum() + one.weight[3].square().sum()).backward()
+    else:
+        rows = torch.tensor([1, 1, 3])
+        nn.functional.embedding(rows, one.weight, sparse=kind == "sparse").square().sum().backward()
+    for optimizer in optimizers:
+        optimizer.learning_rate.fill_(0.5)
+        optimizer.apply(KEEP)
+    assert tables[0].weight.detach()[1].tolist() != [3.0, 4.0, 5.0]
+    assert torch.equal(tables[0].weight, one.weight)
+    assert torch.equal(optimizers[0].sums, optimizers[1].sums)
+
+
+def test_gradients_that_are_not_kept_or_are_dropped_change_nothing() -> None:
+    table = table_of(torch.ones(4, 3))
+    optimizer = RowWiseAdagrad(table, clip_element=1.0)
+    optimizer.learning_rate.fill_(0.5)
+    for forget in (lambda: optimizer.apply(torch.tensor(False)), optimizer.drop):
+        table(torch.tensor([[2]])).sum().backward()
+        assert len(table.pending) == 1
+        forget()
+        optimizer.apply(KEEP)  # nothing is left
+        assert torch.equal(table.weight, torch.ones(4, 3)) and not optimizer.sums.any()
 
 
 def test_schedule_rises_then_falls_to_its_share() -> None:
@@ -94,7 +133,7 @@ def test_rates_reach_both_optimisers() -> None:
     config = OptimizerConfig(warmup_steps=2, dense_learning_rate=0.01, table_learning_rate=0.2)
     optimizers = Optimizers(Model(), config, total_steps=10)
     assert optimizers.prepare(0) == 0.5
-    assert optimizers.tables["table"].learning_rate == 0.1
+    assert float(optimizers.tables["table"].learning_rate) == pytest.approx(0.1)
     assert [group["lr"] for group in optimizers.adamw.param_groups] == [0.005, 0.005]
 
 
@@ -166,10 +205,10 @@ def test_a_half_table_is_updated_in_fp32_and_rounded_by_seed_step_and_row(storag
             sums[row] += clipped.square().mean()
             moved = before[row].float() - share * config.table_learning_rate * clipped / (sums[row].sqrt() + 1e-8)
             expected[row] = stochastic_round(moved[None], dtype, torch.tensor([row]), key)[0]
-        assert torch.equal(model.table.weight, expected), step
-        assert model.table.gradient_leaf.grad is None
         optimizers.clip()
+        assert torch.equal(model.table.weight, before)
         optimizers.step()
+        assert torch.equal(model.table.weight, expected), step
 
 
 @pytest.mark.parametrize(("storage", "tolerance"), [("fp16", 0.01), ("bf16", 0.05)])
@@ -185,6 +224,7 @@ def test_a_half_table_goes_where_the_full_one_goes(storage: str, tolerance: floa
         for step in range(300):
             optimizers.prepare(step)
             table(torch.arange(200)[:, None]).sum().backward()
+            optimizers.step()
         moved[kind] = float(table.weight.detach().float().mean()) - 1.0
     assert moved["fp32"] < -0.05
     assert moved[storage] == pytest.approx(moved["fp32"], rel=tolerance)
@@ -209,6 +249,7 @@ def test_a_table_trains_on_the_gpu_as_on_the_cpu(storage: str) -> None:
             loss = (table(rows.to(device)) - target).square().mean()
             losses.append(float(loss.detach()))
             loss.backward()
+            optimizers.step()
             if step == 0:
                 weights.append(table.weight.detach().clone().cpu())
         assert table.weight.device.type == device
@@ -224,6 +265,7 @@ def test_a_frozen_table_stays_where_it_is() -> None:
     optimizers = Optimizers(model, OptimizerConfig(), 10)
     train(model, optimizers, range(3))
     assert torch.equal(model.table.weight, before)
+    assert model.table.pending == []
     assert "table.weight" not in optimizers.dense
     assert not any(name.startswith("adagrad") for name in optimizers.state())
 
@@ -233,7 +275,9 @@ def test_multipliers_find_a_table_by_its_parameter_and_freeze_only_what_stands_s
     shares = {"p.": 0.0, "p.table.weight": 0.1, "p.linear.": 0.5}
     optimizers = Optimizers(model, OptimizerConfig(multipliers=shares, warmup_steps=0, final_share=1.0), 10)
     optimizers.prepare(0)
-    assert optimizers.tables["p.table"].learning_rate == pytest.approx(0.1 * OptimizerConfig().table_learning_rate)
+    assert float(optimizers.tables["p.table"].learning_rate) == pytest.approx(
+        0.1 * OptimizerConfig().table_learning_rate
+    )
     assert optimizers.frozen == [], "what moves is inside of p"
     still = nn.ModuleDict({"p": Model(), "q": nn.Linear(2, 2)})
     assert Optimizers(still, OptimizerConfig(multipliers={"p.": 0.0}), 10).frozen == [*still["p"].modules()]

@@ -1,0 +1,86 @@
+"""Looks rows up and updates them with plain PyTorch: the twin of `table_rows_triton`, and the fast path of the CPU.
+
+`table_rows` states the contract. Decided for the CPU, by measurement: a row and its place are packed into one 64-bit
+number and sorted by NumPy, whose sort of numbers is several times faster than torch's sort with places. The packed
+numbers are all different, so equal rows stay in their order. Repeated rows are added by `embedding_bag`, which reads the
+gradient in place, adds in that order, and gives each row to one thread. So the result does not depend on the number of
+threads.
+
+Shapes: M items, k sub-tables, D = k × d, R rows of the weight, d width of a row, L looked-up rows, U distinct rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from tackboard.ops.stochastic_rounding import FORMATS, stochastic_round
+
+MOST_NARROW_ROWS = (1 << 31) - 1
+"""Largest number of rows that int32 can number."""
+
+
+def row_dtype(num_rows: int) -> torch.dtype:
+    """Returns the type of row numbers of a weight with `num_rows` rows."""
+    return torch.int32 if num_rows <= MOST_NARROW_ROWS else torch.int64
+
+
+def lookup(
+    weight_Rd: torch.Tensor, item_rows_MK: torch.Tensor, first_rows_K: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `table_rows.lookup`."""
+    rows_MK = item_rows_MK + first_rows_K
+    is_padding_MK = item_rows_MK < 0
+    # The rows of a declared model (on the meta device) have no values; they are never padding.
+    has_padding = not is_padding_MK.is_meta and bool(is_padding_MK.any())
+    if has_padding:
+        rows_MK = rows_MK.masked_fill(is_padding_MK, 0)
+    vectors_MKd = functional.embedding(rows_MK, weight_Rd).to(dtype)
+    if has_padding:
+        vectors_MKd.masked_fill_(is_padding_MK[:, :, None], 0.0)
+        rows_MK = rows_MK.masked_fill(is_padding_MK, -1)
+    return vectors_MKd.flatten(1), rows_MK.flatten().to(row_dtype(len(weight_Rd)))
+
+
+def row_wise_adagrad_(
+    weight_Rd: torch.Tensor,
+    sums_R: torch.Tensor,
+    rows_L: torch.Tensor,
+    gradient_Ld: torch.Tensor,
+    *,
+    learning_rate: torch.Tensor,
+    keep: torch.Tensor,
+    clip_element: float,
+    eps: float,
+    rounding_key: torch.Tensor | int,
+) -> None:
+    """See `table_rows.row_wise_adagrad_`."""
+    if not keep:
+        return
+    rows_L, order_L = sorted_rows(rows_L, len(weight_Rd))
+    num_padding = int(torch.searchsorted(rows_L, 0))
+    rows_L, order_L = rows_L[num_padding:].long(), order_L[num_padding:]
+    if not len(rows_L):
+        return
+    rows_U, counts_U = torch.unique_consecutive(rows_L, return_counts=True)
+    starts_U = counts_U.cumsum(0) - counts_U
+    total_Ud = functional.embedding_bag(order_L, gradient_Ld.float(), starts_U, mode="sum")
+    total_Ud.clamp_(-clip_element, clip_element)
+    sums_U = sums_R.index_select(0, rows_U).add_(total_Ud.square().mean(dim=1))
+    sums_R.index_copy_(0, rows_U, sums_U)
+    change_Ud = total_Ud.mul_(learning_rate).div_(sums_U.sqrt_().add_(eps)[:, None])
+    moved_Ud = weight_Rd.index_select(0, rows_U).float().sub_(change_Ud)
+    if weight_Rd.dtype in FORMATS:
+        moved_Ud = stochastic_round(moved_Ud, weight_Rd.dtype, rows_U, rounding_key)
+    weight_Rd.index_copy_(0, rows_U, moved_Ud)
+
+
+def sorted_rows(rows_L: torch.Tensor, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the rows in rising order and the places they came from; equal rows stay in their order."""
+    if rows_L.device.type != "cpu" or num_rows > MOST_NARROW_ROWS:
+        rows_L, order_L = torch.sort(rows_L, stable=True)
+        return rows_L, order_L
+    packed_L = (rows_L.long() << 32) + torch.arange(len(rows_L))
+    packed_L = torch.from_numpy(np.sort(packed_L.numpy()))
+    return packed_L >> 32, packed_L & 0xFFFFFFFF
