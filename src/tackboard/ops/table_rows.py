@@ -38,8 +38,8 @@ def lookup(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the vectors of items [M, D] as `dtype`, and the rows of the weight that were read [L].
 
-    Sub-table k begins at row `first_rows_K[k]` of the weight. The rows are int32 if the weight has fewer than 2^31 rows,
-    because narrow keys are sorted faster, else int64. Padding has row -1.
+    Sub-table k begins at row `first_rows_K[k]` of the weight. The rows are int32 if the weight has fewer than 2^31
+    rows, because narrow keys are sorted faster, else int64. Padding has row -1.
     """
     if weight_Rd.dtype not in STORAGES or dtype not in OUTPUTS:
         raise DataError(

@@ -1,13 +1,13 @@
 """Defines the guard of a run, which drops steps with a bad loss or gradient, and remembers their data.
 
 A step is bad if its loss or its dense gradient is not finite, or if the norm of the dense gradient spikes. The guard
-judges on the device, after the backward pass and before any parameter moves. The optimisers get the verdict as a flag on
-the device: in a bad step nothing moves, and the step uses no step of the learning-rate schedule. So a GPU never waits
-until the host has read a loss. The trainer reads the verdicts later, several at a time, and then notes the data steps to
-skip. If more than `max_bad_steps` of `window` steps are bad, the run has diverged and ends.
+judges on the device, after the backward pass and before any parameter moves. The optimisers get the verdict as a flag
+on the device: in a bad step nothing moves, and the step uses no step of the learning-rate schedule. So a GPU never
+waits until the host has read a loss. The trainer reads the verdicts later, several at a time, and then notes the data
+steps to skip. If more than `max_bad_steps` of `window` steps are bad, the run has diverged and ends.
 
-Decided: if a model has state beyond its parameters (buffers such as streaming frequencies), its forward pass has changed
-this state already, so the run goes back to its last checkpoint and skips that step's data.
+Decided: if a model has state beyond its parameters (buffers such as streaming frequencies), its forward pass has
+changed this state already, so the run goes back to its last checkpoint and skips that step's data.
 
 A checkpoint carries the guard's state, so a resumed run decides as an uninterrupted run would.
 """

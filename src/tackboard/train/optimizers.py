@@ -69,25 +69,26 @@ class OptimizerConfig:
         return self.multipliers[max(prefixes, key=len)] if prefixes else 1.0
 
 
-def learning_rate_share(step: int, total_steps: int, config: OptimizerConfig) -> float:
-    """Returns the share of the peak rate at `step` (0-based): linear warm-up, then a cosine down to `final_share`.
+def learning_rate_shares(steps_S: torch.Tensor, total_steps: int, config: OptimizerConfig) -> torch.Tensor:
+    """Returns the share of the peak rate at each of `steps_S` (0-based), in fp64.
 
-    The cosine ends at `schedule_steps`, or at the end of the run if `schedule_steps` is 0.
+    The share rises linearly during warm-up and then falls along a cosine to `final_share`. The cosine ends at
+    `schedule_steps`, or at the end of the run if `schedule_steps` is 0.
     """
+    steps_S = steps_S.double()
     last_step = config.schedule_steps or total_steps
-    if step < config.warmup_steps:
-        return (step + 1) / config.warmup_steps
-    progress = (step - config.warmup_steps) / max(1, last_step - config.warmup_steps)
-    cosine = 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
-    return config.final_share + (1.0 - config.final_share) * cosine
+    progress_S = (steps_S - config.warmup_steps) / max(1, last_step - config.warmup_steps)
+    cosine_S = 0.5 * (1.0 + torch.cos(math.pi * progress_S.clamp_max(1.0)))
+    falling_S = config.final_share + (1.0 - config.final_share) * cosine_S
+    return torch.where(steps_S < config.warmup_steps, (steps_S + 1) / max(1, config.warmup_steps), falling_S)
 
 
 class RowWiseAdagrad:
     """Row-wise Adagrad for one table. It applies or drops the gradients that backward passes left with the table.
 
-    A model may also read the weight without a lookup, for example as its output layer. Then `weight.grad` is applied too.
-    The learning rate and the rounding key are numbers on the device of the table: set them with `fill_`, which does not
-    wait for the device. So a CUDA graph can hold an update.
+    A model may also read the weight without a lookup, for example as its output layer. Then `weight.grad` is applied
+    too. The learning rate and the rounding key are numbers on the device of the table: set them with `fill_`, which
+    does not wait for the device. So a CUDA graph can hold an update.
     """
 
     def __init__(self, table: HashedTables, clip_element: float, eps: float = 1e-8) -> None:
@@ -144,7 +145,7 @@ def _check_moments(name: str, parameter: torch.Tensor, entries: dict[str, torch.
 class Optimizers:
     """All optimisers of a model. Tables and dense parameters move on `step`, frozen parameters never.
 
-    `seed` and the step decide how updates of half-precision tables are rounded.
+    `seed` and the data step decide how updates of half-precision tables are rounded.
     """
 
     def __init__(self, model: nn.Module, config: OptimizerConfig, total_steps: int, seed: int = 0) -> None:
@@ -172,6 +173,13 @@ class Optimizers:
             for name, module in table_modules(model).items()
             if module.weight.requires_grad
         }
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        self.schedule = learning_rate_shares(torch.arange(max(1, total_steps)), total_steps, config).to(device)
+        """The share of the peak rate at each step. It is on the device, because only the device knows the step."""
+        self.applied = torch.zeros((), dtype=torch.int64, device=device)
+        """Number of steps that moved parameters."""
+        self.share = torch.zeros((), dtype=torch.float64, device=device)
+        """The share of the peak rate of the last step."""
         tables = table_parameter_names(model)
         self.dense = {name: p for name, p in model.named_parameters() if name not in tables and p.requires_grad}
         shares = dict.fromkeys([1.0, *config.multipliers.values()])
@@ -189,28 +197,40 @@ class Optimizers:
             fused=all(p.is_cuda for p in self.dense.values()),
         )
 
-    def prepare(self, step: int) -> float:
-        """Sets the rates and the rounding key of `step` and clears gradients; returns the share of the peak rate."""
-        share = learning_rate_share(step, self.total_steps, self.config)
+    def prepare(self, data_step: int) -> None:
+        """Clears gradients, and sets how this step's updates of half-precision tables are rounded."""
         for name, table in self.tables.items():
-            table.learning_rate.fill_(
-                share * self.config.table_learning_rate * self.config.multiplier(f"{name}.weight".lstrip("."))
-            )
-            table.rounding_key.fill_(rounding_key(self.seed, step, string_id(name)))
+            table.rounding_key.fill_(rounding_key(self.seed, data_step, string_id(name)))
             table.drop()
-        for group in self.adamw.param_groups:
-            group["lr"] = share * self.config.dense_learning_rate * group["share"]
         self.adamw.zero_grad(set_to_none=True)
-        return share
 
-    def clip(self) -> float:
-        """Clips the dense gradient to the global norm `clip_norm`; returns the norm before clipping."""
-        return float(torch.nn.utils.clip_grad_norm_(list(self.dense.values()), self.config.clip_norm))
+    def clip(self) -> torch.Tensor:
+        """Clips the dense gradient to the global norm `clip_norm`; returns the norm before clipping, on the device."""
+        return torch.nn.utils.clip_grad_norm_(list(self.dense.values()), self.config.clip_norm)
 
-    def step(self) -> None:
-        """Moves the tables and the dense parameters."""
-        for table in self.tables.values():
-            table.apply(torch.ones((), dtype=torch.bool, device=table.sums.device))
+    @torch.no_grad()
+    def step(self, keep: torch.Tensor | None = None) -> None:
+        """Moves tables and dense parameters if `keep` (bool, on the device; None means true), else drops the gradients.
+
+        The rates are those of the next step of the schedule. A dropped step uses no step of the schedule.
+        """
+        keep = torch.ones((), dtype=torch.bool, device=self.applied.device) if keep is None else keep
+        self.share.copy_(self.schedule[self.applied.clamp_max(len(self.schedule) - 1)])
+        for name, table in self.tables.items():
+            multiplier = self.config.multiplier(f"{name}.weight".lstrip("."))
+            table.learning_rate.copy_(self.share * (self.config.table_learning_rate * multiplier))
+            table.apply(keep)
+        if self.applied.is_cuda:
+            # The fused kernel reads the rate and this flag on the device, and moves nothing if the flag is 1.
+            self.adamw.found_inf = (~keep).float()  # type: ignore[attr-defined]
+            self._move_dense(self.share.float())
+        elif keep:
+            self._move_dense(float(self.share))
+        self.applied += keep
+
+    def _move_dense(self, share: float | torch.Tensor) -> None:
+        for group in self.adamw.param_groups:
+            group["lr"] = share * (self.config.dense_learning_rate * group["share"])
         self.adamw.step()
 
     def state(self) -> dict[str, torch.Tensor]:

@@ -1,13 +1,13 @@
 """The training loop: it takes a config, a run directory and a source of data, and writes checkpoints and metrics.
 
 The trainer knows numbered steps, `model.loss(batch)` and the number of tokens of a batch; only the data config and the
-model know what a batch contains. A step reads the batch of a numbered data step and computes the loss and the gradients.
-The guard judges both on the device. The optimisers then move all parameters, or none if the step is bad (guard.py). On a
-GPU the host does not wait for the verdict: it reads the verdicts of several steps together when a step is logged, judged
-or saved. The state of a run is (step, next data step, parameters and buffers, the optimisers' state, the guard's state,
-the judgements) and nothing else: the order of the data and dropout are functions of the seed and the data step. So a
-killed and resumed run ends in the same bits. A judgement (the loss on held-out users) is made before the checkpoint of
-its step. The checkpoint stores the judgement, so no judgement is lost or made twice.
+model know what a batch contains. A step reads the batch of a numbered data step and computes the loss and the
+gradients. The guard judges both on the device. The optimisers then move all parameters, or none if the step is bad
+(guard.py). On a GPU the host does not wait for the verdict: it reads the verdicts of several steps together when a step
+is logged, judged or saved. The state of a run is (step, next data step, parameters and buffers, the optimisers' state,
+the guard's state, the judgements) and nothing else: the order of the data and dropout are functions of the seed and the
+data step. So a killed and resumed run ends in the same bits. A judgement (the loss on held-out users) is made before
+the checkpoint of its step. The checkpoint stores the judgement, so no judgement is lost or made twice.
 """
 
 from __future__ import annotations

@@ -6,43 +6,53 @@ import json
 import math
 
 import pytest
+import torch
 
 from tackboard.core.errors import ConfigError, DivergedError
 from tackboard.train.guard import Guard, GuardConfig
 
 
+def judge(guard: Guard, norm: float, loss: float = 1.0) -> str | None:
+    """Why a step is bad, or None."""
+    verdict = guard.judge(torch.tensor(loss), torch.tensor(norm))
+    found = verdict.packed().tolist()
+    assert found[3] == float(verdict.keep)
+    return None if verdict.keep else Guard.reason(*found[:3])
+
+
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_not_finite_is_bad(loss: float) -> None:
     guard = Guard(GuardConfig())
-    assert guard.judge_loss(loss) == f"loss is {loss}"
-    assert guard.judge_loss(1e30) is None
+    assert judge(guard, 1.0, loss) == f"loss is {loss}"
+    assert (int(guard.num_norms), float(guard.mean_norm)) == (0, 0.0)
+    assert judge(guard, 1.0, 1e30) is None
 
 
 @pytest.mark.parametrize("norm", [math.nan, math.inf])
 def test_a_norm_that_is_not_finite_is_bad_from_the_first_step(norm: float) -> None:
     guard = Guard(GuardConfig(settle_steps=1000))
-    assert guard.judge_norm(norm) == f"gradient norm is {norm}"
-    assert (guard.num_norms, guard.mean_norm) == (0, 0.0)
+    assert judge(guard, norm) == f"gradient norm is {norm}"
+    assert (int(guard.num_norms), float(guard.mean_norm)) == (0, 0.0)
 
 
 def test_spikes_count_only_after_settling_and_never_enter_the_mean() -> None:
     guard = Guard(GuardConfig(spike_factor=3.0, settle_steps=3))
     for norm in (1.0, 50.0, 3.0):  # still settling: anything finite passes
-        assert guard.judge_norm(norm) is None
-    assert guard.mean_norm == pytest.approx(18.0)
-    assert guard.judge_norm(54.1) == "gradient norm 54.1 is above 54"
-    assert guard.mean_norm == pytest.approx(18.0)
-    assert guard.judge_norm(53.9) is None  # at the limit is not above it
-    assert guard.num_norms == 4
+        assert judge(guard, norm) is None
+    assert float(guard.mean_norm) == pytest.approx(18.0)
+    assert judge(guard, 54.1) == "gradient norm 54.1 is above 54"
+    assert float(guard.mean_norm) == pytest.approx(18.0)
+    assert judge(guard, 53.9) is None  # at the limit is not above it
+    assert int(guard.num_norms) == 4
 
 
 def test_the_mean_follows_recent_norms() -> None:
     guard = Guard(GuardConfig())
     for _ in range(100):
-        guard.judge_norm(1.0)
+        judge(guard, 1.0)
     for _ in range(200):
-        guard.judge_norm(10.0)
-    assert 9.5 < guard.mean_norm < 10.0
+        judge(guard, 10.0)
+    assert 9.5 < float(guard.mean_norm) < 10.0
 
 
 def test_too_many_bad_steps_within_the_window_end_the_run() -> None:
@@ -62,17 +72,17 @@ def test_no_bad_step_may_be_borne() -> None:
 
 def test_state_round_trips_through_json_and_keeps_later_skips() -> None:
     guard = Guard(GuardConfig())
-    guard.judge_norm(0.1)
-    guard.judge_norm(1 / 3)
+    judge(guard, 0.1)
+    judge(guard, 1 / 3)
     guard.skip(4, "x")
     state = json.loads(json.dumps(guard.state()))
     other = Guard(GuardConfig())
     other.load_state(state)
     assert other.state() == guard.state()
-    guard.judge_norm(100.0)
+    judge(guard, 100.0)
     guard.skip(9, "x")
     guard.load_state(state)  # a roll-back: the mean goes back, what was found bad stays so
-    assert guard.mean_norm == other.mean_norm
+    assert float(guard.mean_norm) == float(other.mean_norm)
     assert guard.skipped == [4, 9]
 
 

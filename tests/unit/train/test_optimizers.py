@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import itertools
 import math
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from tackboard.core.errors import ConfigError
 from tackboard.core.hashing import string_id
 from tackboard.models.tables import STORAGES, HashedTables, TableConfig
 from tackboard.ops.stochastic_rounding import rounding_key, stochastic_round
-from tackboard.train.optimizers import OptimizerConfig, Optimizers, RowWiseAdagrad, learning_rate_share
+from tackboard.train.optimizers import OptimizerConfig, Optimizers, RowWiseAdagrad, learning_rate_shares
 
 
 class Model(nn.Module):
@@ -117,24 +118,47 @@ def test_gradients_that_are_not_kept_or_are_dropped_change_nothing() -> None:
         assert torch.equal(table.weight, torch.ones(4, 3)) and not optimizer.sums.any()
 
 
+def shares_of(steps: Iterable[int], total_steps: int, config: OptimizerConfig) -> list[float]:
+    """The shares of the peak rate as numbers."""
+    return learning_rate_shares(torch.tensor(list(steps)), total_steps, config).tolist()
+
+
 def test_schedule_rises_then_falls_to_its_share() -> None:
     config = OptimizerConfig(warmup_steps=4, final_share=0.1)
-    shares = [learning_rate_share(step, 104, config) for step in range(105)]
+    shares = shares_of(range(105), 104, config)
     assert shares[:4] == [0.25, 0.5, 0.75, 1.0]
     assert shares[4] == 1.0
     assert shares[54] == pytest.approx(0.1 + 0.9 / 2)
     assert shares[104] == pytest.approx(0.1)
     assert all(later <= earlier for earlier, later in itertools.pairwise(shares[4:]))
-    assert learning_rate_share(0, 1, OptimizerConfig(warmup_steps=0)) == 1.0
-    assert 0 < learning_rate_share(9, 10, OptimizerConfig(warmup_steps=50)) < 1  # shorter than its warm-up
+    assert shares_of([0], 1, OptimizerConfig(warmup_steps=0)) == [1.0]
+    assert 0 < shares_of([9], 10, OptimizerConfig(warmup_steps=50))[0] < 1  # shorter than its warm-up
 
 
 def test_rates_reach_both_optimisers() -> None:
     config = OptimizerConfig(warmup_steps=2, dense_learning_rate=0.01, table_learning_rate=0.2)
     optimizers = Optimizers(Model(), config, total_steps=10)
-    assert optimizers.prepare(0) == 0.5
+    optimizers.prepare(0)
+    optimizers.step()
+    assert float(optimizers.share) == 0.5
     assert float(optimizers.tables["table"].learning_rate) == pytest.approx(0.1)
     assert [group["lr"] for group in optimizers.adamw.param_groups] == [0.005, 0.005]
+
+
+def test_a_step_that_is_not_kept_moves_nothing_and_uses_no_step_of_the_schedule() -> None:
+    plain, judged = Model(), Model()
+    judged.load_state_dict(plain.state_dict())
+    config = OptimizerConfig(warmup_steps=3)
+    optimizers = [Optimizers(model, config, total_steps=10) for model in (plain, judged)]
+    train(plain, optimizers[0], range(2))
+    for step, keep in ((0, True), (7, False), (1, True)):
+        optimizers[1].prepare(step)
+        judged.loss(batch_of(step)).backward()
+        optimizers[1].clip()
+        optimizers[1].step(torch.tensor(keep))
+    assert int(optimizers[1].applied) == 2
+    assert all(torch.equal(mine, other) for mine, other in zip(plain.parameters(), judged.parameters(), strict=True))
+    assert float(optimizers[1].share) == float(optimizers[0].share) == pytest.approx(2 / 3)
 
 
 def test_only_dense_matrices_are_decayed_and_frozen_ones_left_out() -> None:
@@ -153,7 +177,7 @@ def test_dense_gradients_are_clipped_by_global_norm_and_the_norm_before_is_retur
     model.loss(batch_of(0), scale=100.0).backward()
     gradients = [p.grad for p in optimizers.dense.values() if p.grad is not None]
     before = math.sqrt(sum(float(g.square().sum()) for g in gradients))
-    assert optimizers.clip() == pytest.approx(before, rel=1e-5)
+    assert float(optimizers.clip()) == pytest.approx(before, rel=1e-5)
     assert math.sqrt(sum(float(g.square().sum()) for g in gradients)) == pytest.approx(0.5, rel=1e-3)
 
 
@@ -174,6 +198,7 @@ def test_a_run_continued_from_its_state_is_bit_identical(storage: str) -> None:
     second.load_state_dict(parameters)
     resumed = Optimizers(second, config, 10, seed=4)
     resumed.load_state(state)
+    resumed.applied.fill_(4)
     assert {name: t.tolist() for name, t in resumed.state().items()} == {name: t.tolist() for name, t in state.items()}
     train(second, resumed, range(4, 10))
     for name, tensor in straight.state_dict().items():
@@ -189,7 +214,8 @@ def test_a_half_table_is_updated_in_fp32_and_rounded_by_seed_step_and_row(storag
     dtype, sums = STORAGES[storage], torch.zeros(12)
     for step in range(5):
         before, dense = model.table.weight.detach().clone(), copy.deepcopy(model.linear)
-        share = optimizers.prepare(step)
+        optimizers.prepare(step)
+        share = float(optimizers.schedule[step])
         model.loss(batch_of(step)).backward()
         rows = batch_of(step) + torch.tensor([0, 6])
         vectors = torch.stack([before[pair].flatten() for pair in rows]).float().requires_grad_()
@@ -275,6 +301,7 @@ def test_multipliers_find_a_table_by_its_parameter_and_freeze_only_what_stands_s
     shares = {"p.": 0.0, "p.table.weight": 0.1, "p.linear.": 0.5}
     optimizers = Optimizers(model, OptimizerConfig(multipliers=shares, warmup_steps=0, final_share=1.0), 10)
     optimizers.prepare(0)
+    optimizers.step()
     assert float(optimizers.tables["p.table"].learning_rate) == pytest.approx(
         0.1 * OptimizerConfig().table_learning_rate
     )
@@ -285,10 +312,10 @@ def test_multipliers_find_a_table_by_its_parameter_and_freeze_only_what_stands_s
 
 def test_the_cosine_may_end_before_or_after_the_run() -> None:
     config = OptimizerConfig(warmup_steps=4, final_share=0.1, schedule_steps=54)
-    until = [learning_rate_share(step, 54, dataclasses.replace(config, schedule_steps=0)) for step in range(55)]
-    assert [learning_rate_share(step, 104, config) for step in range(55)] == until
-    assert {learning_rate_share(step, 104, config) for step in range(54, 104)} == {0.1}
-    assert [learning_rate_share(step, 20, config) for step in range(20)] == until[:20]  # stopped early
+    until = shares_of(range(55), 54, dataclasses.replace(config, schedule_steps=0))
+    assert shares_of(range(55), 104, config) == until
+    assert set(shares_of(range(54, 104), 104, config)) == {0.1}
+    assert shares_of(range(20), 20, config) == until[:20]  # stopped early
 
 
 def test_going_back_to_a_state_without_moments_forgets_them() -> None:
