@@ -118,7 +118,7 @@ def features_backfill(
         typer.echo(sentence)
     typer.echo(
         f"{result.num_rows:,} events; {len(result.computed)} features computed, "
-        f"{len(result.taken_over)} taken over\ndataset  {result.path}"
+        f"{len(result.taken_over)} copied from the last snapshot\ndataset  {result.path}"
     )
 
 

@@ -237,8 +237,9 @@ def _add_features(section: Section, outcome: Outcome) -> None:
         f"bit. {replayed.require('num_late'):,} requests have events that happened before them but came in later."
     )
     section.text(
-        f"Of each event, training held {', '.join(trimming['read'])} in memory ({_bytes(trimming['bytes'])}) and left "
-        f"{', '.join(trimming['skipped']) or 'nothing'} on disk ({_bytes(trimming['bytes_saved'])} saved)."
+        f"Training read these columns into memory: {', '.join(trimming['read'])} ({_bytes(trimming['bytes'])} for all "
+        f"events). The other columns ({', '.join(trimming['skipped']) or 'none'}) stayed on disk, which saved "
+        f"{_bytes(trimming['bytes_saved'])}."
     )
 
 
