@@ -42,7 +42,7 @@ time, and would drop the lock when the process closes either descriptor."""
 def try_lock(path: Path, *, create: bool = True) -> Iterator[bool]:
     """Yields whether this call took the lock file `path`, which it holds during the block. Does not wait.
 
-    A lock that was taken is removed at the end. Yields False if a process (this one included) already holds the lock.
+    If it was taken, it is removed at the end. Yields False if a process (this one included) already holds the lock.
     If `create` is False, also yields False if the file is missing.
     """
     key, claim = str(path.parent.resolve() / path.name), object()
@@ -89,7 +89,7 @@ def silence_to_wait_for(path: Path) -> float:
 
 
 def _take(path: Path, *, create: bool) -> int | None:
-    """Returns a descriptor that holds the lock. None: another process has it, or there is no file and `create` is False."""
+    """Returns a descriptor that holds the lock; None if it is taken or if the file is missing and `create` is False."""
     while True:
         try:
             # Only one process can create the file, even on a file system without locks.
@@ -188,7 +188,7 @@ def _heartbeat(descriptor: int) -> Iterator[None]:
 
 
 def _host() -> bytes:
-    """Returns an id of this host: a hash of its boot id, which its containers share, or else of its name."""
+    """Returns this host's id: a hash of its boot id, which its containers share. Without a boot id, hashes its name."""
     try:
         identity = Path("/proc/sys/kernel/random/boot_id").read_bytes()
     except OSError:

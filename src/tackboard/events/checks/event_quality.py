@@ -151,7 +151,7 @@ class EventCheck(TableCheck):
 def day_gaps(days: dict[int, int]) -> list[int]:
     """Returns the gaps: days (since 1970) that have far fewer events than the days around them.
 
-    A usual number of events must come before a gap and after it. So a slow beginning or end of a log is not a gap.
+    A gap must have days with a usual number of events before it and after it. So a slow start or end is not a gap.
     """
     if len(days) < 2:
         return []

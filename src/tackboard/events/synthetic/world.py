@@ -296,7 +296,7 @@ def link_open(state: LatentState) -> np.ndarray:
 
 
 def switch_probability(config: WorldConfig, state: LatentState) -> Floats:
-    """Returns the chance that a session's topic is drawn again before this event. Ignore it at a session start."""
+    """Returns the chance that a session's topic is drawn again before this event. It is unused at a session start."""
     if state.recent.shape[1] == 0:
         return np.ones(len(state.user))
     hidden = state.recent_hidden[:, -1]
