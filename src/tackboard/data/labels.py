@@ -234,7 +234,7 @@ class _Shown:
 
 
 def _distinct(impressions: pa.Table, keys: RequestKeys) -> _Shown:
-    """Returns one impression per (request, item), in this order, with its smallest position and its earliest time."""
+    """Returns one impression per request and item, sorted by both, with its smallest position and earliest time."""
     items, times = numpy_column(impressions, "item_id"), numpy_column(impressions, "time_ms")
     order = np.lexsort((items, keys.of_impressions))
     requests, items = keys.of_impressions[order], items[order]

@@ -3,8 +3,8 @@
 uvicorn waits for ever for the rest of a request and accepts headers of any size. Here a request's headers must be
 complete within one deadline and its body within another. New bytes extend neither deadline, so a client cannot keep a
 connection alive with a byte now and then. Header bytes, header lines, tiny chunks, pipelined requests, unread answers
-and the number of connections are also bounded. A connection that exceeds a limit with a request gets `{"error": …}`
-after the answers to its earlier requests, and is closed.
+and the number of connections are also bounded. If a request exceeds a limit, its client gets the answers to its earlier
+requests and then `{"error": …}`, and the connection is closed.
 
 Decided: when there are too many connections, from one address or in total, the new connection is served and another
 connection is dropped. If one address has too many connections, the server drops a connection of this address. If there
@@ -61,7 +61,7 @@ class ConnectionLimits:
     max_header_lines: int = 100
     """Largest number of header lines."""
     max_connections: int = 512
-    """Largest number of connections at a time. A new connection then displaces a waiting connection, or gets 429."""
+    """Largest number of connections at a time. A further connection displaces a waiting connection, or gets 429."""
     max_connections_per_address: int = 256
     """Largest number of connections of one client at a time: of one IPv4 address, or of one IPv6 network of 64 bits."""
     num_health_connections: int = 16
