@@ -78,7 +78,7 @@ def check_evolution(old: FeatureSet, new: FeatureSet) -> list[FeatureChange]:
         more = f", and {len(breaking) - 1} more such changes" if len(breaking) > 1 else ""
         raise UsageError(
             f"{breaking[0].sentence}{more}",
-            allowed=f"that needs a new version of feature set {new.name}",
+            allowed=f"this change needs a new version of feature set {new.name}",
             fix=f"write version={old.version + 1}, or give the changed feature a new name",
         )
     return changes

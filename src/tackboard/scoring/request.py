@@ -112,10 +112,10 @@ class RequestReader:
     ) -> ScoreRequest:
         """Checks and converts a request; raises UsageError if a value is wrong or a needed value is missing.
 
-        `history` holds parallel lists: `item`, `action`, `surface`, `time_ms` and further fields. Without `action` or
-        `surface` the names of LEFT_OUT are used; without `time_ms`, which only some models need, all times are 0 and
-        events keep their order. `attributes` maps a name to a list with one value, or with one value per candidate.
-        All values of an attribute without a list are missing.
+        `history` holds parallel lists: `item`, `action`, `surface`, `time_ms` and further fields. If it lacks `action`
+        or `surface`, the names of LEFT_OUT are used. If it lacks `time_ms`, which only some models need, all times are
+        0 and events keep their order. `attributes` maps a name to a list with one value, or with one value per
+        candidate. If an attribute has no list, all its values are missing.
         """
         allowed = (*HISTORY_FIELDS, *self.fields)
         for field in history:
