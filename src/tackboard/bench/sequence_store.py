@@ -266,7 +266,7 @@ def _spread(turns: list[list[float]], rate: str, size: int) -> dict[str, Any]:
     }
 
 
-# ---- for people ----
+# ---- the report ----
 
 
 HEADER = ("measured", "per second", "p50 µs", "p99 µs", "bytes", "calls")

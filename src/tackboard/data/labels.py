@@ -313,7 +313,7 @@ def _draw_negatives(
 
 
 def first_of_requests(values: pa.Array, requests: Ints, wanted: Ints) -> pa.Array:
-    """Returns, for each request number in `wanted`, the value of the request's first event, or null without events."""
+    """Returns, for each request number in `wanted`, the value of the request's first event, or null if it has none."""
     known, first = np.unique(requests, return_index=True)
     place = np.minimum(np.searchsorted(known, wanted), max(len(known) - 1, 0))
     if not len(known):

@@ -65,7 +65,7 @@ class ConnectionLimits:
     max_connections_per_address: int = 256
     """Largest number of connections of one client at a time: of one IPv4 address, or of one IPv6 network of 64 bits."""
     num_health_connections: int = 16
-    """Number of connections beyond these limits that may ask for the server's health and nothing else."""
+    """Number of further connections, beyond these limits, that may only ask for the server's health."""
     max_body_bytes: int = 64 << 20
     """Largest body in bytes. A larger body is read up to twice this size, so that the client can read the refusal."""
 
@@ -79,7 +79,7 @@ class _LimitError(Exception):
 
 
 class _Room:
-    """Connections with a common limit. `waiting` holds those that wait for their client; the longest wait is first."""
+    """Connections that share one limit. `waiting` holds the connections that wait for a client, longest wait first."""
 
     def __init__(self) -> None:
         self.num_inside = 0
