@@ -206,7 +206,7 @@ class RequestSource(SequenceSource):
         self.max_history = config.max_history
         self._config = config
         self.request_counters = ReadCounters()
-        """Counts the rows and bytes that were read of the requests; `counters` does the same for the events."""
+        """Counts the rows and bytes of requests that were read; `counters` does the same for the events."""
         others = [name for name in self.features.plan.features if name != HISTORY]
         self._plan = self.features.plan.trimmed(others) if others else None
         self._of_entities = load_entities(dataset, self._plan) if self._plan is not None else (None, None)
