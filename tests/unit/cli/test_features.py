@@ -53,7 +53,7 @@ def test_check_shows_a_table(tackboard: Program, tmp_path: Path, tiny_dataset: P
     assert answer.out.endswith(": 2 features\n")
     fits = tackboard("features", "check", write(tmp_path, "last=events.last(events.item)"), "--data", tiny_dataset)
     assert fits.code == 0
-    assert fits.out.splitlines()[-1].startswith(f"{tiny_dataset} has every column that they read")
+    assert fits.out.splitlines()[-1].startswith(f"{tiny_dataset} has every column that is read")
 
 
 def test_check_prints_json(tackboard: Program, tmp_path: Path, tiny_dataset: Path) -> None:
