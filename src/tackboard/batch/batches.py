@@ -185,9 +185,9 @@ class RequestBatch(Batch):
     `histories.request` holds the features of requests [U]. `of_candidates` returns a feature of either kind for each
     candidate.
 
-    Seven fields have values only in batches of labelled requests: `request_ms`, `positions`, `weights`, `labels`,
-    `known`, `histories.users` and `histories.is_positive`. In a batch of a server they are 0, -1, 1, empty, empty, 0
-    and False, in this order. So scores must not depend on these fields.
+    Seven fields have values only in batches of labelled requests. In a batch of a server, `request_ms` is 0,
+    `positions` are -1, `weights` are 1, `labels` and `known` are empty, `histories.users` are 0 and
+    `histories.is_positive` is False. So scores must not depend on these fields.
     """
 
     histories: SequenceBatch

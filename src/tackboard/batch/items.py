@@ -27,7 +27,7 @@ LogShares = Callable[[NDArray[np.int64]], NDArray[np.float32]]
 
 
 class ItemTable:
-    """Holds M distinct items, in ascending order, with their table rows and log shares (0 without `log_q`)."""
+    """Holds M distinct items, in ascending order, with their table rows and log shares (0 if `log_q` is None)."""
 
     def __init__(self, ids: NDArray[np.int64], hashing: HashConfig, log_q: LogShares | None = None) -> None:
         self.ids = ids

@@ -79,7 +79,7 @@ def measure_host(steps: TrainingSteps, num_steps: int) -> dict[str, dict[str, fl
 def measure_device(steps: TrainingSteps, num_steps: int) -> dict[str, Any] | None:
     """Returns ms per step for each way with 0, 1, 2 and 4 workers, with and without reading the loss.
 
-    Also returns the time of the GPU's work alone. Returns None without a GPU.
+    Also returns the time of the GPU's work alone. Returns None if there is no GPU.
     """
     if not torch.cuda.is_available():
         return None

@@ -181,7 +181,7 @@ def _percentile(values: list[float], percent: int) -> float | None:
     return round(percentile(values, percent), 1) if values else None
 
 
-# ---- for people ----
+# ---- the report ----
 
 COLUMNS = (
     "load", "offered", "in time", "of peak", "late", "refused", "p50 ms", "p99 ms", "refused in", "server", "clients",

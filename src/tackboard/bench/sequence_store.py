@@ -169,7 +169,7 @@ class _Reads:
 
 
 def _fill_buffers(store: SequenceStore, sizes: StoreSizes, draw: np.random.Generator) -> None:
-    """Fills each user's buffer to a random level, as in real use. Otherwise all would be full at the same time."""
+    """Fills each user's buffer to a random level, as in real use. Otherwise all buffers would become full at once."""
     users = np.repeat(np.arange(sizes.num_short), draw.integers(0, store.config.max_recent, sizes.num_short))
     if len(users):
         store.append_many(users, events(draw, len(users), 1_800_000_000_000))
@@ -266,7 +266,7 @@ def _spread(turns: list[list[float]], rate: str, size: int) -> dict[str, Any]:
     }
 
 
-# ---- for people ----
+# ---- the report ----
 
 
 HEADER = ("measured", "per second", "p50 µs", "p99 µs", "bytes", "calls")

@@ -18,7 +18,7 @@ from tackboard.flow.demo import DemoConfig, run_demo
 from tackboard.flow.outcome import Outcome
 
 NUM_USERS = 500
-"""Number of users to score items for. A CPU clock that ticks every 10 ms then resolves 0.02 ms per request."""
+"""Number of users to score items for. With 500 users, a CPU clock with ticks of 10 ms resolves 0.02 ms per request."""
 
 UNITS = {
     "events_per_cpu_s": "events per CPU-second, generated and written",

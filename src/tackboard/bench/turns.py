@@ -64,9 +64,9 @@ class Neighbours:
 
 
 def machine_busy_seconds() -> float | None:
-    """Returns the CPU seconds of all processes since the machine started, or None without /proc/stat.
+    """Returns the CPU seconds of all processes since the machine started, or None if /proc/stat cannot be read.
 
-    Time that the host of a virtual machine has stolen is included.
+    Steal time is included: the time that the host of a virtual machine gave to other machines.
     """
     try:
         user, nice, system, _idle, _waiting, *rest = map(int, STAT.read_text().split("\n", 1)[0].split()[1:9])

@@ -1,4 +1,4 @@
-"""Keeps the checkpoints of one run. A checkpoint holds groups of named tensors and a JSON state. Loading finds damage.
+"""Keeps the checkpoints of one run, each with groups of named tensors and a JSON state. Loading detects damaged files.
 
     checkpoints/step-00000200/   <group>.safetensors … · state.json · features.json · MANIFEST.json
     checkpoints/latest           -> step-00000200

@@ -302,8 +302,8 @@ def data_forget(
     user: list[str] = typer.Option(
         ..., "--user", help="Forget the user with this id; `-` reads ids from stdin, one per line."
     ),
-    data: list[Path] = typer.Option([], "--data", help="Forget them in this dataset, datasets/NAME. Repeatable."),
-    store: list[str] = typer.Option([], "--store", help="Forget them in this sequence store. Repeatable."),
+    data: list[Path] = typer.Option([], "--data", help="Forget the users in this dataset, datasets/NAME. Repeatable."),
+    store: list[str] = typer.Option([], "--store", help="Forget the users in this sequence store. Repeatable."),
     json_output: Json = False,
 ) -> None:
     """Forget users: remove them from stores now, and from the next snapshot of each dataset."""

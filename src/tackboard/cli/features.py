@@ -60,7 +60,7 @@ def features_check(
         typer.echo("  ".join(row[column].ljust(width) for column, width in zip(columns, widths, strict=True)).rstrip())
     typer.echo(f"feature set {features.name}, version {features.version}, {features.hash[:12]}: {len(rows)} features")
     if data is not None:
-        typer.echo(f"{data} has every column that they read, with the declared type and values in the declared range")
+        typer.echo(f"{data} has every column that is read, with the declared type and values in the declared range")
     for sentence in sentences(changes):
         typer.echo(f"since {against}: {sentence}")
     if against is not None and not changes:
@@ -118,7 +118,7 @@ def features_backfill(
         typer.echo(sentence)
     typer.echo(
         f"{result.num_rows:,} events; {len(result.computed)} features computed, "
-        f"{len(result.taken_over)} taken over\ndataset  {result.path}"
+        f"{len(result.taken_over)} copied from the last snapshot\ndataset  {result.path}"
     )
 
 

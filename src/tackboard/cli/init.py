@@ -32,7 +32,7 @@ def init(
     field: Annotated[list[str] | None, typer.Option(help="Keep another column: COLUMN or name=COLUMN.")] = None,
     items: Annotated[Path | None, typer.Option(help="Read item attributes from this file.")] = None,
     users: Annotated[Path | None, typer.Option(help="Read user attributes from this file.")] = None,
-    impressions: Annotated[list[Path] | None, typer.Option(help="Read the shown items; columns as in the log.")] = None,
+    impressions: Annotated[list[Path] | None, typer.Option(help="Read shown items from a file like the log.")] = None,
     name: Annotated[str | None, typer.Option(help="Name the dataset; default: the file's name.")] = None,
     out: Annotated[Path, typer.Option(help="Write into this folder of datasets.")] = Path("datasets"),
     recipe: Annotated[Path, typer.Option(help="Write the recipe to this file.")] = Path("recipe.py"),

@@ -1,4 +1,4 @@
-"""Checks the installed packages, the fit of their versions, and the machine. It names a repair for each problem.
+"""Checks the installed packages, whether their versions fit together, and the machine. Suggests repairs.
 
 It reads the versions of installed packages, the versions that the checkout pins, torch's own report, and the size of
 the machine. It returns findings. The state of a finding is ok, absent (an optional part), note (worth knowing) or
@@ -33,7 +33,7 @@ NEEDED = (
 SUPPORTED_PYTHON = ((3, 11), (3, 12))
 TORCH_MINORS = range(11, 14)
 TRITON_OF_TORCH = {11: "3.6", 12: "3.7", 13: "3.7"}
-"""N → the version of Triton that torch 2.N is built against."""
+"""Maps N to the version of Triton that torch 2.N is built against."""
 
 MIN_MEMORY_BYTES = 4 * 2**30
 MIN_FREE_DISK_BYTES = 2 * 2**30

@@ -35,7 +35,7 @@ def read_document(path: Path, fields: Mapping[str, Any], optional: Mapping[str, 
             if place is None and name not in fields:
                 continue
             if not isinstance(place, dict):
-                raise DataError(f"it has no table {'.'.join(tables)}" if tables else "it is no JSON object")
+                raise DataError(f"it has no table {'.'.join(tables)}" if tables else "it is not a JSON object")
             if last in place:
                 _check_range(convert(place[last], hint, name), name)
             elif name in fields:
@@ -48,7 +48,7 @@ def blaming(path: Path) -> Iterator[None]:
     """Wraps the use of a sealed file. An error that the file's content causes becomes a CorruptFileError with its path.
 
     A plain UsageError is not changed, because it is about the command. Subclasses of UsageError are changed, because
-    they are about settings and features in the file. Errors that name `path`, or come from user code, stay too.
+    they are about settings and features in the file. Errors that name `path`, or come from user code, also stay.
     """
     try:
         yield

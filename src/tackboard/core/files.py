@@ -40,7 +40,7 @@ NUM_TRIES = 10
 """Number of attempts to write a small file, in case a cleaner removes its temporary file."""
 LOCK_SUFFIX = ".lock"
 UNLOCKED_DAYS = 1
-"""Days after which a temporary folder without a lock file is removed. Only older versions made no lock file."""
+"""Days after which a temporary folder without a lock file is removed. Only older versions made such folders."""
 
 STORAGE_FAULTS = {
     errno.ENOSPC: "make room on that disk, then run the command again",
@@ -257,7 +257,7 @@ def storage_error(error: OSError, doing: str = "", **advice: str) -> StorageErro
 
 @contextlib.contextmanager
 def writing(option: str, path: Path) -> Iterator[None]:
-    """Wraps code that writes to `path`, which a command's `option` names. System errors become errors with the path."""
+    """Wraps code that writes to `path`, which a command's `option` names. System errors then show the path."""
     try:
         yield
     except OSError as error:

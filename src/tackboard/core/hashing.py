@@ -80,7 +80,7 @@ def row_ids(ids: NDArray[np.int64], num_hashes: int, num_rows: int, seed: int) -
 
 
 def string_id(text: str) -> int:
-    """Returns the int64 of a string: BLAKE2b with a digest of 8 bytes, over UTF-8, little-endian, signed."""
+    """Hashes a string to an int64: the 8-byte BLAKE2b digest of its UTF-8 bytes, as a signed little-endian number."""
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 

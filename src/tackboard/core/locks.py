@@ -6,7 +6,7 @@ This is wanted: a child that outlives its killed parent must not keep the lock.
 
 Some file systems have no locks, and some have locks within one host only (NFS mounted with `nolock`). Therefore the
 file also names the host of its holder, and the holder touches the file every HEARTBEAT_S. If the file system has no
-locks, or the file names another host, the lock counts as held until the file has not been touched for LEASE_S.
+locks, or the file names another host, the lock becomes free LEASE_S after the last touch.
 Decided: this time is measured from the file's modification time to this host's clock. So the clocks of hosts that share
 a folder must agree within a few seconds.
 """
@@ -34,7 +34,7 @@ NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.E
 """The errors of a file system without locks."""
 
 _held: dict[str, object] = {}
-"""Lock files that this process holds. The list is needed because the kernel would grant a process its own lock a second
+"""Lock files that this process holds. This is needed because the kernel would grant a process its own lock a second
 time, and would drop the lock when the process closes either descriptor."""
 
 
@@ -42,8 +42,8 @@ time, and would drop the lock when the process closes either descriptor."""
 def try_lock(path: Path, *, create: bool = True) -> Iterator[bool]:
     """Yields whether this call took the lock file `path`, which it holds during the block. Does not wait.
 
-    A lock that was taken is removed at the end. False is yielded if any process, this one included, holds the lock
-    already, and without `create` if the file is missing.
+    If it was taken, it is removed at the end. Yields False if a process (this one included) already holds the lock.
+    If `create` is False, also yields False if the file is missing.
     """
     key, claim = str(path.parent.resolve() / path.name), object()
     if _held.setdefault(key, claim) is not claim:
@@ -89,7 +89,7 @@ def silence_to_wait_for(path: Path) -> float:
 
 
 def _take(path: Path, *, create: bool) -> int | None:
-    """Returns a descriptor that holds the lock; None if another process has it, or without `create` no file exists."""
+    """Returns a descriptor that holds the lock; None if it is taken or if the file is missing and `create` is False."""
     while True:
         try:
             # Only one process can create the file, even on a file system without locks.
@@ -188,7 +188,7 @@ def _heartbeat(descriptor: int) -> Iterator[None]:
 
 
 def _host() -> bytes:
-    """Returns an id that containers of one host share and a restart changes; without a boot id, of the host name."""
+    """Returns this host's id: a hash of its boot id, which its containers share. Without a boot id, hashes its name."""
     try:
         identity = Path("/proc/sys/kernel/random/boot_id").read_bytes()
     except OSError:

@@ -265,7 +265,7 @@ def watch_parent() -> None:
 
 
 def process_tree(pid: int) -> list[int]:
-    """Returns a process and its live descendants; only the process itself if there is no /proc."""
+    """Returns a process and its live descendants. Without /proc, returns only the process itself."""
     found = [pid]
     for member in found:  # The list grows while the loop runs.
         for children in Path(f"/proc/{member}/task").glob("*/children"):
@@ -281,7 +281,7 @@ def tree_rss_bytes(pid: int) -> int:
 
 
 def pss_bytes(pid: int) -> int:
-    """Returns the memory of a process; 0 if it ended or without /proc. A page of N processes counts as 1/N."""
+    """Returns the memory of a process, or 0 if it is unknown. A page that N processes share counts as 1/N."""
     lines = _read(pid, "smaps_rollup").splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024
 
@@ -299,7 +299,7 @@ def own_cpu_seconds() -> float:
 
 
 def _read(pid: int, name: str) -> str:
-    """Reads a file of /proc/PID; empty if the process has ended or there is no /proc."""
+    """Returns the text of a file of /proc/PID. It is empty if the process has ended or there is no /proc."""
     try:
         return Path(f"/proc/{pid}/{name}").read_text()
     except OSError:

@@ -80,7 +80,7 @@ class RunDirectory:
         return run
 
     def clean(self) -> None:
-        """Removes a killed run's temporary files, and cut last lines of its files. Callers hold the run's lock."""
+        """Removes a killed run's temporary files and incomplete last lines of its logs. Callers hold the run's lock."""
         remove_leftovers(self.path)
         for name in ("metrics.jsonl", "events.jsonl"):
             _cut_torn_line(self.path / name)
@@ -97,7 +97,7 @@ class RunDirectory:
 
     @property
     def status(self) -> str:
-        """`running`, `done`, `preempted` or `failed: reason`; `new` without a STATUS, `unknown` for any other text."""
+        """`running`, `done`, `preempted` or `failed: reason`. A missing file gives `new`, other text `unknown`."""
         try:
             text = (self.path / "STATUS").read_bytes().decode(errors="replace").strip()
         except FileNotFoundError:

@@ -41,7 +41,7 @@ from tackboard.data.sequences import Sequences
 
 Steps = TrainingSteps | RequestSteps
 BLOCK_BYTES = 4 << 20
-"""A worker adds steps to its blocks until rank 0's block has this many bytes, because Ray needs ms for each block."""
+"""A worker adds steps to its blocks until rank 0's block has this many bytes, because each block costs Ray some ms."""
 PREFETCHED_BLOCKS = 4
 """Number of blocks that are fetched to a trainer's machine before the trainer asks for them."""
 CONNECT_TIMEOUT_S = 5.0
@@ -112,7 +112,7 @@ class StepShare:
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         for expected, (step, rank, tensors) in zip(self._numbers, self._rows(), strict=True):
             if (step, rank) != (expected, self._rank):
-                raise TackboardError(f"Ray gave step {step} of rank {rank} for step {expected} of rank {self._rank}")
+                raise TackboardError(f"Ray gave step {step} of rank {rank}, not step {expected} of rank {self._rank}")
             self.num_bytes += len(tensors)
             yield step, batch_from_bytes(tensors)
 

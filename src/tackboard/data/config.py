@@ -45,7 +45,7 @@ class StepsConfig(abc.ABC):
     dataset: str
     """Folder of the dataset: datasets/NAME, or one snapshot inside it."""
     features: str = ""
-    """File with your own features, file.py or file.py:name, in addition to the standard ones; empty means none."""
+    """File with your own features, file.py or file.py:name, in addition to the standard features; empty means none."""
     validation_share: float = 0.0
     """Share of the users, chosen by their ids, whose data is used for validation and not for training."""
     num_workers: int = 1

@@ -21,7 +21,7 @@ class DeduplicationCounters:
     history_bytes: int = 0
     """Bytes copied to the device for histories, and for the distinct items of histories and candidates."""
     candidate_bytes: int = 0
-    """Bytes copied for all else: times of requests, and items, positions, weights, labels, features of candidates."""
+    """Bytes of all other tensors: times of requests; items, positions, weights, labels and features of candidates."""
     rows: int = 0
     """Number of table rows looked up: one for each distinct item and hash function."""
     history_bytes_flat: int = 0

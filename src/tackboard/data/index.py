@@ -6,8 +6,8 @@ next run over the same snapshot with the same settings can read them:
 
     datasets/<name>/index/<snapshot>/<settings>/   bucket_tokens · item_counts · MANIFEST.json
 
-The first two files hold little-endian int64 numbers. <settings> is a hash of all settings that decide the counts.
-Requests (request_loader.py) are counted in the same way, without items. Decided: a stored index is optional. A damaged
+The first two files hold little-endian int64 numbers. <settings> is a hash of all settings that decide the counts. For
+requests (request_loader.py), only tokens are counted, in the same way. Decided: a stored index is optional. A damaged
 index, or an index that does not fit the dataset, is made again. If the folder is read-only, the index is not stored.
 """
 

@@ -234,7 +234,7 @@ class _Shown:
 
 
 def _distinct(impressions: pa.Table, keys: RequestKeys) -> _Shown:
-    """Returns one impression per (request, item), in this order, with its smallest position and its earliest time."""
+    """Returns one impression per request and item, sorted by both, with its smallest position and earliest time."""
     items, times = numpy_column(impressions, "item_id"), numpy_column(impressions, "time_ms")
     order = np.lexsort((items, keys.of_impressions))
     requests, items = keys.of_impressions[order], items[order]
@@ -313,7 +313,7 @@ def _draw_negatives(
 
 
 def first_of_requests(values: pa.Array, requests: Ints, wanted: Ints) -> pa.Array:
-    """Returns, for each request number in `wanted`, the value of the request's first event, or null without events."""
+    """Returns, for each request number in `wanted`, the value of the request's first event, or null if it has none."""
     known, first = np.unique(requests, return_index=True)
     place = np.minimum(np.searchsorted(known, wanted), max(len(known) - 1, 0))
     if not len(known):

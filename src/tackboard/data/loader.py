@@ -50,7 +50,7 @@ class DataConfig(StepsConfig):
     max_length: int = 64
     """Largest number of events in a training segment."""
     segments: str = "all"
-    """`all` trains on all training events; `newest` on the newest max_length of each user, as SASRec and HSTU do."""
+    """`all` trains on all training events; `newest` on each user's newest max_length events, as SASRec and HSTU do."""
     uniform_negatives: int = 0
     """Number of items drawn uniformly from the catalogue for each step, as additional negatives. If the number is at
     least the size of the catalogue, the whole catalogue is taken, which makes an exact softmax possible."""

@@ -2,8 +2,8 @@
 
 This module takes a labelled snapshot (requests.parquet and events.parquet, see request_layout.py) and returns numbered
 `RequestBatch`es. The history of a request is assembled when the request is read: the newest `max_history` events that
-had been received strictly before the request. A batch holds the history of a request once, whatever the number of
-candidates, and the table rows of each distinct item once. The model repeats the result of a history for each candidate
+had been received strictly before the request. A batch holds the history of a request once, however many candidates it
+has, and the table rows of each distinct item once. The model repeats the result of a history for each candidate
 on the device. Every event of a request's history and every candidate of the request counts as one token.
 """
 
@@ -78,7 +78,7 @@ class RequestConfig(StepsConfig):
     """Folder of another labelled dataset. If given, validation and test users come from it, in the shares above, and
     training uses all users of `dataset`."""
     max_requests: int = 0
-    """Number of requests to train with, drawn at random by the run's seed; 0, or more than there are, means all."""
+    """Largest number of requests to train with, drawn at random by the run's seed; 0 means no limit."""
     tokens_per_step: int = 65_536
     """Largest number of tokens (events of histories, and candidates) in one step, over all processes."""
     window_buckets: int = 4
@@ -206,7 +206,7 @@ class RequestSource(SequenceSource):
         self.max_history = config.max_history
         self._config = config
         self.request_counters = ReadCounters()
-        """Counts the rows and bytes that were read of the requests; `counters` does the same for the events."""
+        """Counts the rows and bytes of requests that were read; `counters` does the same for the events."""
         others = [name for name in self.features.plan.features if name != HISTORY]
         self._plan = self.features.plan.trimmed(others) if others else None
         self._of_entities = load_entities(dataset, self._plan) if self._plan is not None else (None, None)

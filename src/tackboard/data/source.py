@@ -194,7 +194,7 @@ class SequenceSource:
         }
 
     def _origins_of_request_features(self) -> tuple[list[str], list[str]]:
-        """Returns the names of request features that a backfill stored, and of those that must be computed now."""
+        """Returns the names of request features that a backfill stored, and the names of features to compute now."""
         hashes = self.features.feature_hashes()
         stored = read_features(self.dataset.path)
         kept = stored.feature_hashes() if stored is not None else {}

@@ -138,7 +138,7 @@ class StepPlan:
     def deal(
         self, epoch: int, window: int, lengths: NDArray[np.int64], rank: int = 0, world_size: int = 1
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns a rank's units in reading order, and the index of each step's first unit, then the number of units.
+        """Returns a rank's units in reading order, and the steps' bounds: step i has units bounds[i]:bounds[i + 1].
 
         `lengths` holds the number of tokens of each unit of the window, bucket after bucket.
         """

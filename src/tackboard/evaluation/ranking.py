@@ -1,8 +1,8 @@
 """Evaluates rankings of the full catalogue by leave-last-out, and compares a model and its rivals in one table.
 
-The target is each user's last positive event, or for validation an earlier positive event; the result says which of
-them. All events before the target are the history. Every item of the catalogue is ranked, and ties count against
-the target. A setting decides whether items of the history are removed from the ranking; the result includes this
+The target is each user's last positive event, or for validation an earlier positive event; the result says which event.
+All events before the target are the history. Every item of the catalogue is ranked, and ties count against the
+target. A setting decides whether items of the history are removed from the ranking; the result includes this
 setting. Users are ranked in chunks, so memory does not grow with the number of users.
 """
 
@@ -182,8 +182,8 @@ def baselines(sequences: Sequences) -> dict[str, ScoreUsers]:
 
 
 def gap_closed(rows: list[dict[str, Any]], metric: str = "hr@10") -> float | None:
-    """Returns the share that the model closes of the gap between the better baseline and the oracle. Returns None if
-    there is no gap, or if `rows` lacks the model, the oracle or the metric."""
+    """Returns how much of the gap between the better baseline and the oracle the model closes, as a share. Returns None
+    if there is no gap, or if `rows` lacks the model, the oracle or the metric."""
     by_name = {row["name"]: row for row in rows}
     if not {"model", "oracle"} <= set(by_name) or metric not in by_name["model"]:
         return None

@@ -99,7 +99,7 @@ def parse_positions(column: pa.ChunkedArray, name: str = "", place: Place = in_r
 
 
 def refuse_control(column: pa.DictionaryArray | pa.ChunkedArray, name: str, place: Place) -> None:
-    """Raises DataError if a text holds a NUL byte or a line break, which means a torn file or a quote left open."""
+    """Raises DataError if a text holds a NUL byte or a line break, which hints at a damaged file or an open quote."""
     array = encode(column)
     bad = pc.match_substring_regex(array.dictionary, _CONTROL)
     if not pc.any(bad).as_py():

@@ -251,7 +251,7 @@ def write_dataset(
     except UsageError:
         if not (final / MANIFEST).is_file():
             raise
-        # A snapshot's name holds its time in seconds and a hash of its content. A snapshot of the same name is equal.
+        # A snapshot's name holds its time in seconds and a hash of its content. So an equal name means equal content.
         say(f"the same events were imported twice in the same second: {final} is the snapshot of both imports")
     promote(final, forgotten)
     return final
@@ -260,8 +260,8 @@ def write_dataset(
 def open_dataset(path: str | Path, *, verify: bool = True) -> Dataset:
     """Opens a snapshot folder, or the newest snapshot of a dataset folder. Checks SHA-256s and Parquet footers.
 
-    With `verify=False`, the SHA-256 of the manifest is checked, but not that of the other files. A path without a
-    dataset raises DataError. A file that differs from the manifest raises CorruptFileError, which names the file.
+    With `verify=False`, the only SHA-256 that is checked is the manifest's own. A path without a dataset raises
+    DataError. A file that differs from the manifest raises CorruptFileError, which names the file.
     """
     folder = snapshot_folder(Path(path))
     manifest = verify_manifest(folder, KIND) if verify else read_manifest(folder)

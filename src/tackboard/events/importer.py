@@ -470,7 +470,7 @@ def _check_attribute_loss(
         or_time = "" if valid_from is None else f", or no usable {valid_from}"
         raise DataError(
             f"{num_bad:,} of {num_rows:,} rows of {rows.source.path} ({rows.unit} {', '.join(map(str, lines))}) "
-            f"have no id that could match the events'{or_time}, or a wrong number of fields",
+            f"have no id that could match an event's id{or_time}, or a wrong number of fields",
             allowed=f"allowed: at most {config.max_bad_share:.1%} of the rows (--max-bad-share)",
             fix="check that the ids are in the first column, or in a column with the name of the events' column",
         )

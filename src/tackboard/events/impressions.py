@@ -3,9 +3,9 @@
     impressions.parquet   user_id, time_ms, request, position, item_id    of a log; sorted by these columns
                           request, position, item_id                      of a synthetic world
 
-If the file has no user_id and time_ms, each impression gets the user and time of the first event of its request. With
-`--shown view`, the file is not read, and the events of the action `view` are the impressions. If two users have the
-same request id, these are two requests. Impressions without a request or a user are left out and counted.
+If the file has no columns user_id and time_ms, an impression gets the user and time of the first event of its request.
+With `--shown view`, the file is not read, and the events of the action `view` are the impressions. If two users have
+the same request id, these are two requests. Impressions without a request or a user are left out and counted.
 """
 
 from __future__ import annotations
@@ -192,9 +192,9 @@ class Impressions:
 
 
 def open_impressions(dataset: Dataset, shown: str | None = None) -> Impressions:
-    """Opens the impressions of `dataset`, which are the events of the action `shown` or, by default, a file's rows.
+    """Opens the impressions of `dataset`: the rows of impressions.parquet or, with `shown`, the events of this action.
 
-    The file is impressions.parquet. Raises DataError if the file is missing, or if the events have no requests.
+    Raises DataError if the file is needed but missing, or if the events have no requests.
     """
     event_types = pq.read_schema(dataset.events_path)
     if "request" not in event_types.names:

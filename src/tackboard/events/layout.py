@@ -84,7 +84,7 @@ class Layout:
 
 
 def cut_buckets(user_ids: Ints, rows_per_bucket: int) -> Layout:
-    """Cuts events, sorted by `user_ids`, into buckets of at most `rows_per_bucket` rows, or of one user with more."""
+    """Cuts events, sorted by `user_ids`, into buckets of at most `rows_per_bucket` rows, more if one user has more."""
     # `starts` holds the first row of each user, and then the number of events.
     starts = np.append(starts_of_users(user_ids), len(user_ids))
     bounds, begin = [], 0

@@ -1,6 +1,6 @@
 """This module makes a new snapshot from the newest snapshot of a dataset, with some files added or replaced.
 
-The new snapshot is made under a temporary name, with hard links to the files that stay. At the very end, one rename
+The new snapshot is made under a temporary name, with hard links to the unchanged files. At the very end, one rename
 points `latest` at it. So after a kill at any instant, `latest` is the old snapshot or the complete new snapshot. If a
 command is killed when its snapshot is complete but not yet `latest`, the same command uses this snapshot next time and
 does not make another. Forgotten users are never copied: if the old snapshot holds forgotten users, the command is
@@ -29,7 +29,7 @@ _OWN_KEYS = ("kind", "format_version", "files", "sha256_of_the_above")
 
 
 def check_newest(dataset: Dataset) -> None:
-    """Raises UsageError unless `dataset` is the newest snapshot. A snapshot made from an older one lacks new events."""
+    """Raises UsageError unless `dataset` is the newest snapshot. A copy of an older one would lack new events."""
     snapshot = dataset.path.resolve()
     latest = snapshot.parent / LATEST
     if not latest.is_symlink() or latest.resolve() != snapshot:
@@ -48,7 +48,7 @@ def derive_snapshot(
 
     `dataset` must be the newest snapshot. `fill` gets a folder, writes files into it and returns their names. The
     content of these files must depend only on the old snapshot and on `what`, a JSON value. A hash of the old manifest
-    and `what` is stored in the new manifest; `note` is its key. If `fill` raises, the old snapshot stays in use.
+    and `what` is stored in the new manifest under the key `note`. If `fill` raises, the old snapshot stays in use.
     Returns the path of the new snapshot. Raises DataError if the old snapshot holds forgotten users and `replaced` does
     not contain users.parquet.
     """

@@ -1,7 +1,7 @@
 """This module computes counts and distributions of a dataset's events and items, as one JSON object.
 
 `init` prints these statistics, and writes the actions and the numbers of events, users and items into the recipe.
-docs/synthetic-world.md uses the statistics to compare worlds with real logs. All columns are in memory.
+docs/synthetic-world.md uses the statistics to compare worlds with real logs. All columns must fit into memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FIELDS = {
 """The fields that statistics.json must have, and their types. The code can do without all other fields."""
 OPTIONAL_FIELDS = {"fields": dict[str, dict[str, Any]]}
 HEAD_SHARE = 0.1
-"""The Zipf exponent is fitted to the most popular items: this share of the items with events, at least two items."""
+"""The Zipf exponent is fitted to this share of the items with events: the most popular items, at least two."""
 
 
 def describe(events: pa.Table, items: pa.Table) -> dict[str, Any]:

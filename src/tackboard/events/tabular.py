@@ -36,7 +36,7 @@ DELIMITERS = (",", "\t", ";", "|")
 ALLOWED = "allowed: CSV, gzipped CSV, Parquet"
 _GZIP, _PARQUET, _ZIP = b"\x1f\x8b", b"PAR1", b"PK\x03\x04"
 _NAME = re.compile(r"(?:[^\W\d][^@]{0,63})?")
-"""Matches up to 64 characters that begin with a letter or `_` and lack `@`, and the empty name of an index column."""
+"""Matches up to 64 characters without `@` that begin with a letter or `_`. The empty name of an index also matches."""
 _HEADER_BYTES = 1 << 20
 MAX_COLUMNS = 10_000
 """Largest number of columns in a file. A file with more columns is a matrix or has broken line ends."""
@@ -110,7 +110,7 @@ class FileRows:
 
 
 def inspect(path: Path) -> TableFile:
-    """Finds the format and columns of a file. A missing file or a folder raises UsageError, a bad file DataError."""
+    """Finds a file's format and columns. A missing file or a folder raises UsageError. A bad file raises DataError."""
     if path.is_symlink() and not path.exists():
         raise DataError(
             f"{path} is a symlink whose target does not exist", fix="restore the target, or leave out the link"
@@ -358,7 +358,7 @@ def _read_csv(source: TableFile, names: list[str], as_text: list[str] | None, pr
         except pa.ArrowInvalid as error:
             if "Empty CSV file or block" not in str(error):
                 raise
-            table = pa.table({name: pa.array([], pa.string()) for name in names})  # The file ends in its header.
+            table = pa.table({name: pa.array([], pa.string()) for name in names})  # The file has only a header.
     if torn:
         # A quote that is not closed swallows all lines up to the next quote, so many lines would count as one bad row.
         raise DataError(

@@ -1,9 +1,9 @@
-"""This module takes times in any usual form and returns milliseconds UTC.
+"""This module converts times in any usual form to milliseconds UTC.
 
 The rules are also in docs/events.md. The magnitude of a number decides whether it means seconds, milliseconds,
 microseconds or nanoseconds. Text is ISO 8601, and text without a zone means UTC. A time at or before 1970-01-01 is
-unusable, because logs write zero for a missing time. A time after late 5138 is unusable, because its number of seconds
-would be read as milliseconds. A column that mixes units raises DataError, because nobody can know which unit is right.
+unusable, because logs write zero for a missing time. A time in late 5138 or later is unusable, because its number of
+seconds would be read as milliseconds. A column that mixes units raises DataError, because the right unit is unknown.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tackboard.core.errors import DataError
 from tackboard.events.columns import Place, as_int64, in_row, is_text, plain, refuse_control, trimmed
 
 UNITS = (("seconds", 1e11), ("milliseconds", 1e14), ("microseconds", 1e17), ("nanoseconds", np.inf))
-"""Units with their upper bounds. A number has the first unit whose bound it is below. 1e11 s lies in the year 5138."""
+"""Units with their upper bounds. A number gets the first unit whose bound is larger. 1e11 s lies in the year 5138."""
 LATEST_MS = 10**14
-"""Times from this number of ms on (in the year 5138) are unusable."""
+"""Times of this number of ms (in the year 5138) or more are unusable."""
 _LARGEST_NUMBER = float(1 << 63)
 _NUMBER = r"^\s*\+?\d{1,19}(\.\d+)?\s*$"
 _ISO = r"^\s*\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d([.,]\d{1,9})?)?)?\s*(Z|z|UTC|[+-]\d\d(:?\d\d)?)?\s*$"
@@ -123,7 +123,7 @@ def _place_of(place: Place, chosen: NDArray[np.bool_]) -> Place:
 def _numbers_of(text: pa.ChunkedArray) -> NDArray[Any]:
     """Converts texts that are numbers to int64 if all of them are integers that fit, else to float64."""
     if not pc.any(pc.match_substring(text, ".")).as_py():
-        # The cast fails if a number does not fit into int64. Such a number is unusable. Floats are exact to the ms.
+        # The cast fails if a number does not fit into int64. This number is unusable, and the others become floats.
         with contextlib.suppress(pa.ArrowInvalid):
             return np.asarray(text.cast(pa.int64()).to_numpy())
     return np.asarray(text.cast(pa.float64()).to_numpy())
@@ -182,7 +182,7 @@ def _checked(ms: NDArray[Any], good: NDArray[np.bool_], unit: str) -> Times:
 
 
 def _mixed(name: str, place: Place, first_rows: dict[str, int]) -> DataError:
-    """Returns the error for a column that mixes units or formats. `first_rows` maps each one to its first row."""
+    """Returns the error for a column that mixes units or formats. `first_rows` maps each to its first row."""
     where = ", ".join(f"{unit} from {place(row)}" for unit, row in first_rows.items())
     return DataError(
         f"the time column {name!r} mixes {' and '.join(first_rows)}: {where}",

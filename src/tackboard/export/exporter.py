@@ -40,7 +40,7 @@ def export_bundle(
 ) -> dict[str, Any]:
     """Writes the folder `bundle` from a checkpoint and returns a summary. An existing folder is not overwritten.
 
-    `tables` is fp32 or fp16. `code_file` is the file of a user's own model, or None if the operator named no file.
+    `tables` is fp32 or fp16. `code_file` is the file of a user's own model, or None if the user named no file.
     """
     if tables not in PRECISIONS:
         close = suggest(tables, PRECISIONS)
@@ -132,7 +132,7 @@ def _card(signature: Signature, checkpoint: Checkpoint) -> str:
     lineage = signature.lineage
     return f"""# {signature.name}, version {signature.version}
 
-- Model: `{signature.model["config_class"]}`, {num_table:,} table parameters, {num_dense:,} dense ones.
+- Model: `{signature.model["config_class"]}`, {num_table:,} table parameters, {num_dense:,} dense parameters.
 - Trained to step {lineage["step"]} by run `{lineage["run"]}` on snapshot `{lineage["snapshot"]}`.
 - Reads up to {signature.max_history} events of a history; item ids are {signature.id_type}.
 - Actions it knows: {", ".join(signature.actions)}. Surfaces: {", ".join(signature.surfaces)}. Others count as unknown.

@@ -105,7 +105,7 @@ class BatchExecutor:
         self._prepare(plan)
 
     def compute(self, rows: RequestRows) -> dict[str, Column]:
-        """Returns all features by name. Features of candidate level have a value per candidate, others per request."""
+        """Returns all features by name. Those of candidate level have a value per candidate, others one per request."""
         parts = list(self.chunks(rows))
         if len(parts) == 1 and parts[0][0] is None:
             return parts[0][1]

@@ -1,9 +1,9 @@
 """Lists the changes between two versions of a feature set, and tells which changes need a new version number.
 
-A model or a file of stored values knows a feature by its name, so the name must keep its meaning. Adding a feature,
-describing it in other words, moving it to another line and widening a declared range need no new version of the set,
-because everything that was valid stays valid. Removing a feature, changing its type or its computation, narrowing a
-range and renaming the set need a higher version.
+A model or a file of stored values knows a feature by its name, so the name must keep its meaning. The set needs a
+higher version if a feature is removed, if its type or its computation changes, if a declared range becomes narrower, or
+if the set is renamed. A new version is not needed if a feature is added, is described in other words or moves to
+another line, or if a range becomes wider, because everything that was valid stays valid.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def check_evolution(old: FeatureSet, new: FeatureSet) -> list[FeatureChange]:
         more = f", and {len(breaking) - 1} more such changes" if len(breaking) > 1 else ""
         raise UsageError(
             f"{breaking[0].sentence}{more}",
-            allowed=f"that needs a new version of feature set {new.name}",
+            allowed=f"this change needs a new version of feature set {new.name}",
             fix=f"write version={old.version + 1}, or give the changed feature a new name",
         )
     return changes

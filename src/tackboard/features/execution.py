@@ -49,7 +49,7 @@ class Program:
         return Program, (self.plan,)
 
     def run(self, frame: Frame) -> dict[str, Column]:
-        """Returns all features by name. Features of candidate level have a row per candidate, others per request."""
+        """Returns all features by name. A column of candidate level has a row per candidate, others one per request."""
         values: list[Any] = [None] * len(self.plan.nodes)
         for index, column in self._constants.items():
             values[index] = column

@@ -154,7 +154,7 @@ class FeatureCatalogue:
             description=f"{len(rows)} features; the tables below hold the same facts.",
         )
         hollow = " A ring marks a model that was made with another version of the feature." if self.models else ""
-        section.chart(picture, f"Left of a feature are its sources, right of it the models that use it.{hollow}")
+        section.chart(picture, f"The sources of a feature are on its left, its models are on its right.{hollow}")
 
     def _sources(self, section: Section) -> None:
         rows = []

@@ -451,7 +451,7 @@ def compile_nodes(nodes: Sequence[Any], features: Mapping[str, Any]) -> Plan:
             and params["column"] not in BUILT_IN[params["entity"]]
             and (node.type.nullable != (params.get("default") is None))
         ):
-            raise DataError(f"operation {number} of the feature set reads a column that may be missing, as {node.type}")
+            raise DataError(f"operation {number} is {node.type}, but a column is nullable exactly if it has no default")
     indices: dict[str, int] = {}
     for name, index in features.items():
         if type(index) is not int or not 0 <= index < len(positions):

@@ -50,7 +50,7 @@ HIDDEN = "(computed from the user's id: not shown)"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SkewExample:
-    """A served and a recomputed value that differ. `item` is the candidate's id, or None if compared per request."""
+    """A served and a recomputed value that differ. `item` is the candidate's id, or None for a value of the request."""
 
     reason: str
     served: str

@@ -6,10 +6,10 @@
 
 The header holds the complete features.json, so a reader needs only the log and the secret key (see `read_key`). A
 record holds the request's time, its user, its candidates (if a feature needs them), the context that features read, and
-the exact value of every feature (for some features only a hash, see below). The log holds nothing else.
+the exact value of every feature. For some features, a hash replaces the value (see below). The log holds nothing else.
 
 Decided: the user's id, and every feature that is computed from it, are written only as keyed hashes. Anyone who has the
-key and the dataset can compute the hashes again and compare. To anyone else, the hashes tell nothing. Every line ends
+key and the dataset can compute the hashes again and compare. The hashes tell nothing to anyone else. Every line ends
 with a seal, a keyed hash of the line's text, so a changed byte is reported as a damaged log and never as skew.
 Logging never delays serving, because a request only puts its arrays into a queue. If the writer cannot keep up or the
 disk is full, records are dropped and counted. Log files are never removed, so once the size limit is reached, new
@@ -72,7 +72,7 @@ def read_key(path: Path) -> bytes:
 
 
 def user_digest(key: bytes, user_id: int) -> bytes:
-    """Returns the 16 bytes that replace a user's id in the log. Without the key, they do not lead back to the id."""
+    """Returns the 16 bytes that replace a user's id in the log. Nobody can find the id from them without the key."""
     return _keyed(key, b"user", user_id.to_bytes(8, "little", signed=True))
 
 

@@ -131,7 +131,7 @@ def check_reads(reads: Sequence[str], features: FeatureSet, where: Path) -> None
 
 
 def by_level(features: FeatureSet, columns: Mapping[str, Column]) -> tuple[dict[str, Column], dict[str, Column]]:
-    """Splits `columns` into columns with a value per request (without the history) and with a value per candidate."""
+    """Returns (columns with a value per request, columns with a value per candidate), both without the history."""
     plan = features.plan
     of_candidates = {name for name, index in plan.features.items() if plan.nodes[index].level == CANDIDATE}
     return (

@@ -234,11 +234,12 @@ def _add_features(section: Section, outcome: Outcome) -> None:
         f"The server logged the features that it served. They were computed again in batch from the dataset, from what "
         f"had been received before each request. Of {replayed.require('num_values'):,} values in "
         f"{replayed.require('num_compared'):,} requests, {replayed.require('num_mismatches'):,} differ in at least one "
-        f"bit. {replayed.require('num_late'):,} requests have events that happened before them but came in later."
+        f"bit. {replayed.require('num_late'):,} requests were made before some earlier event had been received."
     )
     section.text(
-        f"Of each event, training held {', '.join(trimming['read'])} in memory ({_bytes(trimming['bytes'])}) and left "
-        f"{', '.join(trimming['skipped']) or 'nothing'} on disk ({_bytes(trimming['bytes_saved'])} saved)."
+        f"Training read these columns into memory: {', '.join(trimming['read'])} ({_bytes(trimming['bytes'])} for all "
+        f"events). The other columns ({', '.join(trimming['skipped']) or 'none'}) stayed on disk, which saved "
+        f"{_bytes(trimming['bytes_saved'])}."
     )
 
 

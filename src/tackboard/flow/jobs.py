@@ -57,7 +57,7 @@ class Step:
     label: str
     """The name that people see."""
     log: Path
-    """The file to which the process of the step prints. Output is appended to that of earlier processes of the step."""
+    """The file to which the process of the step prints. The output of earlier processes of the step stays in it."""
     command: Callable[[int], Sequence[str]]
     """Returns the command that starts the process with a number of threads. It is called when the step starts."""
     run: Callable[[], object]

@@ -13,9 +13,9 @@ distances and a row may be longer than any row of training. `none` adds nothing.
 Time enters through `time_bias` buckets: each pair of query and key gets a learned number per head, chosen by the time
 from the key to the query (see `LayerStack.forward`). The bias has a cost: it is a tensor of the whole grid [B, H, S,
 S], which attention without a bias never holds in memory. Grids of more than TILE_CELLS numbers are computed in tiles,
-and the backward pass computes each tile again. So memory stays within about twenty tensors of 64 MiB (on a GPU 512
-MiB), while time grows with S²: a step over one history of 16,000 tokens takes about ten times as long with the bias as
-without. Without the bias, memory is linear in the length.
+and the backward pass computes each tile again. So the bias needs memory for about twenty tensors of 64 MiB each (512
+MiB each on a GPU). Time grows with S². A step over one history of 16,000 tokens takes about ten times as long with the
+bias as without it. Without the bias, memory is linear in the length.
 
 Shapes: T packed tokens, B rows, S positions, D width, H heads, d width of a head; of a tile, b rows, q queries, k keys.
 """

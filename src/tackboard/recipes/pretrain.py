@@ -19,8 +19,8 @@ def pretrain_recipe(
     """Returns a PinFM for a dataset of `num_items` items and `num_events` events, small enough for a laptop.
 
     The number of rows per sub-table is the number of items, rounded up to a power of two, between 1,024 and 2 million.
-    With four hash functions it is unlikely that two items share all four rows. The number of steps makes about 10
-    passes over a dataset of 20 thousand to two million events, more over a smaller and fewer over a larger dataset.
+    With four hash functions it is unlikely that two items share all four rows. The run makes about 10 passes over a
+    dataset of 20 thousand to two million events, more passes over a smaller dataset, and fewer over a larger dataset.
     """
     rows = min(1 << 21, max(1024, 1 << (max(1, num_items) - 1).bit_length()))
     steps = int(min(5000, max(50, EPOCHS * num_events / TOKENS_PER_STEP)))

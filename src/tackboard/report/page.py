@@ -170,7 +170,7 @@ class Section:
         self.blocks.append(f"<pre><code>{clean(text)}</code></pre>")
 
     def entries(self, entries: Sequence["Section"], groups: Sequence[tuple[str, Sequence[int]]] = ()) -> None:
-        """Adds smaller sections, each under its own heading and, for groups, a filter that needs no script.
+        """Adds smaller sections, each under its own heading. If there are groups, adds a filter, which needs no script.
 
         A group is a name and the positions of its entries. Choosing a group hides all other entries.
         """

@@ -60,7 +60,7 @@ def read_request(text: str | bytes) -> RequestDocument:
     columns = {field: [event[field] for event in history] for field in fields}
     attributes = request.get("attributes", {})
     if not isinstance(attributes, dict) or not all(isinstance(values, list) for values in attributes.values()):
-        raise UsageError("attributes must be lists by name", allowed='e.g. {"user_country": ["de"]}')
+        raise UsageError("attributes must map each name to a list", allowed='e.g. {"user_country": ["de"]}')
     more = {"request_ms": request.get("request_time_ms"), "user": request.get("user"), "attributes": attributes}
     return RequestDocument(columns, candidates, {name: value for name, value in more.items() if value is not None})
 

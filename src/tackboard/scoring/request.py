@@ -30,8 +30,8 @@ from tackboard.features.types import ID, STRING, TIME, FeatureType, type_from_js
 INT64 = np.iinfo(np.int64)
 HISTORY_FIELDS = ("item", "action", "surface", "time_ms")
 LEFT_OUT = {"action": DEFAULT_ACTION, "surface": DEFAULT_SURFACE}
-"""Action and surface of all events of a request without a list of actions or surfaces. The importer writes the same
-names for a log without these columns. An empty name in a list means UNKNOWN_NAME."""
+"""If a request has no list of actions, all its events get this action; the same holds for surfaces. The importer writes
+the same names for a log without these columns. An empty name in a list means UNKNOWN_NAME."""
 PREFIXES = {"user": "user_", "item": "candidate_", "context": "context_"}
 """Prefixes of attribute names in a request, as in user_country, candidate_price, context_device."""
 PRESENT_SUFFIX = "_present"
@@ -112,10 +112,10 @@ class RequestReader:
     ) -> ScoreRequest:
         """Checks and converts a request; raises UsageError if a value is wrong or a needed value is missing.
 
-        `history` holds parallel lists: `item`, `action`, `surface`, `time_ms` and further fields. Without `action` or
-        `surface` the names of LEFT_OUT are used; without `time_ms`, which only some models need, all times are 0 and
-        events keep their order. `attributes` maps a name to a list with one value, or with one value per candidate.
-        All values of an attribute without a list are missing.
+        `history` holds parallel lists: `item`, `action`, `surface`, `time_ms` and further fields. If it lacks `action`
+        or `surface`, the names of LEFT_OUT are used. If it lacks `time_ms`, which only some models need, all times are
+        0 and events keep their order. `attributes` maps a name to a list with one value, or with one value per
+        candidate. If an attribute has no list, all its values are missing.
         """
         allowed = (*HISTORY_FIELDS, *self.fields)
         for field in history:

@@ -36,8 +36,8 @@ _SMOOTHING = 0.1
 _MOST_SURPRISE = 4.0
 """An observed cost counts as at most this multiple of the expected cost, so that one stall does not cause refusals."""
 _FILL = 0.75
-"""Largest share of the time until a request's deadline that the estimated costs of this request and of the requests
-before it may take. The rest is for sending the answer, which the server cannot time, and for estimates that are too
+"""The estimated costs of a request and of the requests before it may take at most this share of the time until its
+deadline. The rest is for sending the answer, which the server cannot time, and for estimates that are too
 low."""
 
 

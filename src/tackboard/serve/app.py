@@ -208,7 +208,7 @@ class Application:
     async def _read_body(self, body: Body, headers: Headers, receive: Receive, held: list[int]) -> None:
         """Fills `body` with pieces of medium size, because joining 64 MiB or keeping a million pieces blocks the loop.
 
-        `held[0]` counts the bytes of this body, which also count for the limit on all bodies together.
+        `held[0]` counts the bytes of this body, which also count towards the limit on all bodies together.
         """
         limit = self.limits.max_body_bytes
         too_large = RequestError(413, f"the body is larger than the limit of {limit:,} bytes")

@@ -3,8 +3,8 @@
 uvicorn waits for ever for the rest of a request and accepts headers of any size. Here a request's headers must be
 complete within one deadline and its body within another. New bytes extend neither deadline, so a client cannot keep a
 connection alive with a byte now and then. Header bytes, header lines, tiny chunks, pipelined requests, unread answers
-and the number of connections are also bounded. A connection that exceeds a limit with a request gets `{"error": …}`
-after the answers to its earlier requests, and is closed.
+and the number of connections are also bounded. If a request exceeds a limit, its client gets the answers to its earlier
+requests and then `{"error": …}`, and the connection is closed.
 
 Decided: when there are too many connections, from one address or in total, the new connection is served and another
 connection is dropped. If one address has too many connections, the server drops a connection of this address. If there
@@ -61,11 +61,11 @@ class ConnectionLimits:
     max_header_lines: int = 100
     """Largest number of header lines."""
     max_connections: int = 512
-    """Largest number of connections at a time. A new connection then displaces a waiting connection, or gets 429."""
+    """Largest number of connections at a time. A further connection displaces a waiting connection, or gets 429."""
     max_connections_per_address: int = 256
     """Largest number of connections of one client at a time: of one IPv4 address, or of one IPv6 network of 64 bits."""
     num_health_connections: int = 16
-    """Number of connections beyond these limits that may ask for the server's health and nothing else."""
+    """Number of further connections, beyond these limits, that may only ask for the server's health."""
     max_body_bytes: int = 64 << 20
     """Largest body in bytes. A larger body is read up to twice this size, so that the client can read the refusal."""
 
@@ -79,7 +79,7 @@ class _LimitError(Exception):
 
 
 class _Room:
-    """Connections with a common limit. `waiting` holds those that wait for their client; the longest wait is first."""
+    """Connections that share one limit. `waiting` holds the connections that wait for a client, longest wait first."""
 
     def __init__(self) -> None:
         self.num_inside = 0

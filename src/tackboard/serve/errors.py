@@ -13,7 +13,7 @@ import orjson
 class RequestError(Exception):
     """Says why a request gets no scores. docs/serving.md lists each `status`; `message` is a sentence for the client.
 
-    `retry_after_s` and `allow` become headers; `close` ends the connection after the answer; `reason` labels the metric
+    `retry_after_s` and `allow` become headers. `close` ends the connection after the answer. `reason` labels the metric
     that counts refusals of a server that is full, late or draining.
     """
 

@@ -192,5 +192,5 @@ def _json_list(name: str, position: int, text: str | None) -> Any:
     except orjson.JSONDecodeError:
         content = None
     if not isinstance(content, list):
-        raise bad_request(f"input {name} {position} is not a JSON list")
+        raise bad_request(f"value {position} of input {name} is not a JSON list")
     return content

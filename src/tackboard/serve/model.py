@@ -89,7 +89,7 @@ class ServedModel:
         return scores
 
     def log_counts(self) -> dict[str, int]:
-        """Returns how many requests were logged, dropped, or lacked a user or time; empty if there is no log."""
+        """Returns how many requests were logged, were dropped, or lacked a user or time. Empty if there is no log."""
         if self.log is None:
             return {}
         return {

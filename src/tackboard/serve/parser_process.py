@@ -28,7 +28,7 @@ from tackboard.serve.admission import describe_error
 from tackboard.serve.errors import RequestError
 from tackboard.serve.parsing import Body, Parsed, RequestParser
 
-# Seconds. A body within the limits takes less than a tenth of this; a process that takes longer is suspended or broken.
+# Seconds after which the process counts as suspended or broken. A body within the limits takes less than a tenth of it.
 _STUCK_S = 60
 
 
@@ -118,7 +118,7 @@ def serve_parser(connection: Connection) -> None:
 
 def _send(connection: Connection, body: Body) -> None:
     connection.send((body.encoding, body.header_length))
-    # If the client went away, the event loop empties `chunks` meanwhile. Then nobody reads the answer to the sent part.
+    # If the client goes away, the event loop empties `chunks` at the same time. Then nobody reads the answer.
     with contextlib.suppress(IndexError):
         while True:
             if chunk := body.chunks.pop(0):
@@ -136,7 +136,7 @@ def _answer(parser: RequestParser, body: Body) -> Any:
         return parser.parse(body)
     except RequestError as error:
         return error.status, error.message
-    except Exception as error:  # noqa: BLE001 - a bug of ours; the answer says where, without the request
+    except Exception as error:  # noqa: BLE001 - a bug of ours; the answer names its place, but not the request
         return 500, f"the server failed on this request: {describe_error(error)}"
 
 

@@ -28,8 +28,8 @@ from tackboard.serve.protocol import (
     open_infer,
 )
 
-# Limits on one callback: bytes, bytes of JSON, and estimated CPU time. The costs of a JSON value, a bracket, a text, an
-# event and a byte of a list were measured on the slowest machine seen; most machines need half the time.
+# Limits on one callback: bytes of the body, bytes of its JSON, and estimated CPU time. The costs of a value, a bracket,
+# a text, an event and a byte of a list were measured on the slowest machine seen; most machines need half the time.
 _CHEAP_BODY_BYTES = 256 << 10
 _CHEAP_JSON_BYTES = 64 << 10
 _CHEAP_US = 2000.0

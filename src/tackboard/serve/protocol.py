@@ -199,7 +199,7 @@ def check_outputs(request: InferRequest, known: tuple[str, ...]) -> None:
 def _decompressor(body: bytes, encoding: str) -> zlib._Decompress:
     if encoding not in ("gzip", "x-gzip", "deflate"):
         raise RequestError(415, f"content encoding {shown(encoding)} is not supported; allowed: gzip, deflate")
-    # With 47, zlib detects zlib or gzip by the first bytes. With -15 it reads deflate without a header.
+    # With the value 47, zlib detects zlib or gzip by the first bytes. With -15, zlib reads deflate without a header.
     return zlib.decompressobj(-15 if encoding == "deflate" and not _has_zlib_header(body) else 47)
 
 

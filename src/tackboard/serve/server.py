@@ -60,7 +60,7 @@ class ServeConfig:
     token: str | None = None
     """Token that clients must send as `Authorization: Bearer …` on every path; None means that no token is needed."""
     insecure: bool = False
-    """Whether an address that others can reach may be served without a token."""
+    """Whether the server may listen on an address that other machines can reach, although there is no token."""
     max_candidates: int = 10_000
     """Largest number of candidates in one request."""
     max_events: int = MAX_EVENTS
@@ -197,7 +197,7 @@ class _DrainingServer(uvicorn.Server):
         self._drain_task: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        # Without sockets uvicorn does everything but listen.
+        # If uvicorn gets no sockets, it does everything except listen.
         await super().startup([])
         for listener in sockets or []:
             self._listener = Listener(

@@ -108,7 +108,7 @@ class Telemetry:
         )
         self._unknown = Counter(
             "tackboard_unknown_values_total",
-            "Events of answered requests whose action or surface training never saw, or without a time",
+            "Events of answered requests with an action or surface that training never saw, or without a time",
             ["field"],
             registry=registry,
         )

@@ -2,8 +2,8 @@
 
 The datatypes are those of the Open Inference Protocol. Numbers are little-endian and row-major; a BYTES element is a
 4-byte little-endian length followed by that many bytes. Decided: BYTES is text here (UTF-8), because everything this
-server reads as BYTES is an id or a word; bytes that are not UTF-8 are refused. Shapes are multiplied as Python
-integers, so that no product can wrap around. The declaration of a tensor is checked before its values
+server reads as BYTES is an id, a word or a list in JSON. Bytes that are not UTF-8 are refused. Shapes are multiplied as
+Python integers, so that no product can wrap around. The declaration of a tensor is checked before its values
 (`check_datatype`, `check_shape`, `check_size`), so that no value of a wrong tensor is read. Errors name the tensor
 and, for texts, the position, but never the value.
 """
@@ -96,7 +96,7 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: object) ->
             raise bad_request(f"tensor {shown(name)} is BYTES: every value must be a string")
         return Tensor(name, datatype, shape, list(flat))
     allowed = _JSON_KINDS.get(NUMPY_TYPES[datatype].kind, {int})
-    # A number beyond 64 bits reaches us as a float, so it is caught here as well.
+    # An integer beyond 64 bits reaches us as a float, so this check catches it as well.
     if kinds - allowed:
         wanted = " or ".join(sorted(kind.__name__ for kind in allowed))
         raise bad_request(f"tensor {shown(name)} is {datatype}: every value must be {wanted}")

@@ -31,7 +31,7 @@ def check_token(token: str) -> None:
     """Raises UsageError if a token is short enough to be guessed, or cannot be part of a header."""
     if len(token) < MIN_TOKEN_LENGTH or not token.isascii() or not token.isprintable() or " " in token:
         raise UsageError(
-            f"the token has {len(token)} characters, or characters that a header cannot hold",
+            f"the token ({len(token)} characters) is not long enough, or a header cannot hold one of its characters",
             allowed=f"allowed: {MIN_TOKEN_LENGTH} or more characters, visible ASCII",
             fix="make a token with: python -c 'import secrets; print(secrets.token_urlsafe())'",
         )

@@ -53,7 +53,7 @@ def test_check_shows_a_table(tackboard: Program, tmp_path: Path, tiny_dataset: P
     assert answer.out.endswith(": 2 features\n")
     fits = tackboard("features", "check", write(tmp_path, "last=events.last(events.item)"), "--data", tiny_dataset)
     assert fits.code == 0
-    assert fits.out.splitlines()[-1].startswith(f"{tiny_dataset} has every column that they read")
+    assert fits.out.splitlines()[-1].startswith(f"{tiny_dataset} has every column that is read")
 
 
 def test_check_prints_json(tackboard: Program, tmp_path: Path, tiny_dataset: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_backfill_and_one_more_feature(tackboard: Program, tmp_path: Path, tin
     answer = tackboard("features", "backfill", second, "--data", dataset)
     assert answer.code == 0
     assert "feature items (second.py:4) is added\n" in answer.out
-    assert "137 events; 1 features computed, 1 taken over\n" in answer.out
+    assert "137 events; 1 features computed, 1 copied from the last snapshot\n" in answer.out
     assert answer.out.endswith(f"dataset  {(dataset / 'latest').resolve()}\n")
     assert list(read_features_table(open_dataset(dataset))) == ["count", "items"]
 

@@ -48,7 +48,7 @@ def test_a_wrong_field_is_told_with_the_file(path: Path, change: dict[str, Any],
 def test_what_is_no_object_is_told(path: Path) -> None:
     for text in ("[]", "5", "null"):
         path.write_text(text)
-        with pytest.raises(CorruptFileError, match="it is no JSON object"):
+        with pytest.raises(CorruptFileError, match="it is not a JSON object"):
             read_document(path, {"count": int})
 
 

@@ -450,7 +450,7 @@ def test_nodes_compile_to_the_same_plan() -> None:
         ({"op": "source", "params": {"entity": ["item"], "column": "x"}}, "parameters that it does not take"),
         (
             {"op": "source", "params": {"entity": "item", "column": "x", "type": {"kind": "int"}}},
-            "may be missing, as int",
+            "is nullable exactly if it has no default",
         ),
         (
             {"op": "source", "params": {"entity": "item", "column": "num_events", "type": {"kind": "int"}}},

@@ -44,9 +44,9 @@ def test_report_shows_what_was_measured(demo_outcome: Outcome) -> None:
         "num_before",
         "What the user did before.",
         "Of 4,321 values in 210 requests, 0 differ in at least one bit",
-        "17 requests have events that happened before them but came in later",
-        "item, action in memory (6.4 kB)",
-        "surface on disk (3.2 kB saved)",
+        "17 requests were made before some earlier event had been received",
+        "into memory: item, action (6.4 kB for all events)",
+        "(surface) stayed on disk, which saved 3.2 kB",
     ):
         assert expected in text, expected
 

@@ -195,8 +195,8 @@ def test_a_request_file_may_hold_more() -> None:
         ('{"history": [{"action": "x"}], "candidates": []}', "event 0 lacks item"),
         ('{"history": [{"item": 1}, {"item": 2, "dwell": 3}], "candidates": []}', "event 1 has the unknown key"),
         ('{"history": [], "candidates": [], "request_time": 1}', "did you mean 'request_time_ms'"),
-        ('{"history": [], "candidates": [], "attributes": [1]}', "attributes must be lists by name"),
-        ('{"history": [], "candidates": [], "attributes": {"user_country": "de"}}', "must be lists by name"),
+        ('{"history": [], "candidates": [], "attributes": [1]}', "attributes must map each name to a list"),
+        ('{"history": [], "candidates": [], "attributes": {"user_country": "de"}}', "must map each name to a list"),
         ('{"history": [{"item": 1, "time_ms": 1}, {"item": 2}], "candidates": []}', "event 1 lacks time_ms"),
     ],
 )

@@ -237,7 +237,7 @@ def _values(column: pa.ChunkedArray) -> NDArray[Any]:
     return np.asarray(pc.fill_null(column, 0).to_numpy())
 
 
-# ---- for people ----
+# ---- the report ----
 
 
 def report(result: Mapping[str, Any]) -> Report:

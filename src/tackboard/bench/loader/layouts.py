@@ -9,8 +9,8 @@ values are unchanged, it returns the sizes of the files:
     grouped            one row per request, with one copy of the history and with lists of candidates and labels
     ours               requests without histories, and every event once; a reader assembles the histories
 
-Decided: the comparison is made twice, with snappy and with zstd as the codec of all four layouts. Each column uses one
-of Parquet's two usual encodings (dictionary or plain): the one that is smaller on the first rows. Flat rows are made
+Decided: the comparison is made twice, with snappy and with zstd as the codec of all four layouts. Each column uses the
+smaller of Parquet's two usual encodings (dictionary or plain), measured on the first rows. Flat rows are made
 one row group at a time, from grouped rows in memory. Only the first users are used, because flat rows repeat histories
 and would become too large.
 """

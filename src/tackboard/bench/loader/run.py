@@ -1,8 +1,8 @@
 """`tackboard bench loader` measures the speed and the memory of our training loader and of three other loaders.
 
 The bench reads the user's dataset or a made-up dataset, and returns a dictionary of figures. Every contender must make
-the same kind of batches (`SequenceBatch`): each user's events before the held-out event are cut into segments of at
-most `max_length` events, the segments are shuffled at least as well as by our windows, and a step has at most
+the same kind of batches (`SequenceBatch`). Each user's events before the held-out event are cut into segments of at
+most `max_length` events. The segments are shuffled at least as well as by our windows. A step has at most
 `tokens_per_step` events. `check` verifies the batches. If they are wrong, the time of the contender is not reported.
 
     speed      training segments per CPU-second of all processes, with one thread each; the median of several runs
@@ -151,7 +151,7 @@ def measure(
 
 
 def setting_of(folder: Path, sizes: LoaderSizes, data: Path | None, growth: int) -> Setting:
-    """Returns the setting for all contenders. Without `data`, makes up a dataset of `growth` times the size."""
+    """Returns the setting for all contenders. If `data` is None, makes up a dataset that is `growth` times as large."""
     if data is not None:
         return Setting(dataset=str(data), positive_actions=())
     say(f"making up {growth * sizes.num_events:,} events")
@@ -286,7 +286,7 @@ def aims(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-# ---- for people ----
+# ---- the report ----
 
 
 def report(result: Mapping[str, Any]) -> Report:

@@ -144,7 +144,7 @@ class Work:
                 raise UsageError(f"--work {root} holds a {MARKER} of another program", fix="give another --work")
         elif root.exists() and not {path.name for path in root.iterdir()} <= {"datasets", "cells", "runs", "logs"}:
             raise UsageError(
-                f"--work {root} holds other things",
+                f"--work {root} holds files that this command did not write",
                 allowed="allowed: a new or empty folder, or a folder that this command made",
                 fix="give another --work",
             )

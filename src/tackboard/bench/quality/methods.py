@@ -51,7 +51,7 @@ DRAWN_ITEMS, QUICK_DRAWN_ITEMS = 16_384, 1_024
 LARGE_CATALOGUE = 50_000
 """A catalogue with more items than this is called large. Training then computes no softmax over all items."""
 RIVAL_RATES = {"deskdrop": 1e-2, "kakao-brunch": 3e-3}
-"""Dataset → learning rate of rivals, except rivals as published; 1e-3 for other datasets."""
+"""Dataset → learning rate of rivals; 1e-3 for other datasets. Rivals as published do not use this rate."""
 RIVAL_STEPS = {"ml-1m": 3_700}
 """Dataset → number of steps of rivals that have PinFM's size. Other datasets use PinFM's number of steps."""
 RIVAL_DROPOUT = {"ml-1m": 0.3, "deskdrop": 0.3}

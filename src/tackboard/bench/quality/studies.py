@@ -308,7 +308,7 @@ def check_same_targets(results: Sequence[Result]) -> None:
 
 
 def _returning(context: StudyContext, groups: Mapping[tuple[str, str], Sequence[Result]]) -> list[dict[str, Any]]:
-    """Returns a table of HR@10, split by whether the held-out item was seen before; [] if seen items are filtered."""
+    """Returns a table of HR@10 for seen and for new held-out items. Returns [] if seen items are filtered out."""
     if context.bench.filter_seen or not groups:
         return []
     rows = []

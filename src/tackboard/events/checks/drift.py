@@ -176,7 +176,7 @@ class _Scale:
 
 def _count_numbers(numbers: Floats, bounds: Floats, values: NDArray[np.int64]) -> None:
     missing = np.isnan(numbers)
-    # A number that equals a bound counts into the lower bin, so it never shares a bin with larger numbers.
+    # A number that equals a bound counts in the lower bin, so it never shares a bin with larger numbers.
     values[: len(bounds) + 1] += np.bincount(
         np.searchsorted(bounds, numbers[~missing], side="left"), minlength=len(bounds) + 1
     )

@@ -20,12 +20,12 @@ NUM_NEIGHBOURS = 7
 SMALL_SHARE = 0.1
 """A day is a gap if it has fewer events than this share of the median of its neighbours."""
 USUAL_SHARE = 0.5
-"""Some day before a gap and some day after it have at least this share of the median of the gap's neighbours."""
+"""A day is a gap only if an earlier and a later day have at least this share of the median of its neighbours."""
 USUAL_EVENTS = 50
 """A day is never a gap if the median of its neighbours is below this number of events."""
 DAYS_NAMED = 5
 MANY_USERS = 10
-"""A heavy user has more than this many times the average number of events. In small logs, all shares are large."""
+"""A heavy user has more than this many times the average number of events. (With few users, every share is large.)"""
 
 
 class EventCheck(TableCheck):
@@ -151,7 +151,7 @@ class EventCheck(TableCheck):
 def day_gaps(days: dict[int, int]) -> list[int]:
     """Returns the gaps: days (since 1970) that have far fewer events than the days around them.
 
-    A usual number of events must come before a gap and after it. So a slow beginning or end of a log is not a gap.
+    A gap must have days with a usual number of events before it and after it. So a slow start or end is not a gap.
     """
     if len(days) < 2:
         return []

@@ -101,7 +101,7 @@ def check_dataset(path: Path, *, max_user_share: float = 0.05, now_ms: int | Non
 
 
 def _check_manifest(folder: Path, findings: Findings) -> bool:
-    """Compares every file with the manifest if it is intact. Returns False if the folder is no dataset we can read."""
+    """Compares files with the manifest if that is intact. Returns False if the folder is not a dataset, or too new."""
     try:
         manifest = read_manifest(folder)
     except CorruptFileError as error:

@@ -151,7 +151,7 @@ def without_forgotten(table: pa.Table, forgotten: Forgotten) -> pa.Table:
 
 
 def shown_to_others(impressions: pa.Table, events: pa.Table, forgotten: Forgotten) -> pa.Table:
-    """Removes the impressions of forgotten users. Without a user_id, the events of a request tell its user."""
+    """Removes the impressions of forgotten users. If there is no user_id, the events of a request name its user."""
     if "user_id" in impressions.column_names:
         return without_forgotten(impressions, forgotten)
     if not len(forgotten) or "request" not in events.column_names:
@@ -210,7 +210,7 @@ def remains_in(snapshot: Path, forgotten: Forgotten) -> Remains:
 def _held_in(path: Path, forgotten: Forgotten) -> NDArray[np.int64]:
     """Returns the forgotten users in the column user_id of a Parquet file. Without this column, the result is empty.
 
-    Skips row groups that, by their smallest and largest user_id, cannot hold a forgotten user.
+    Skips a row group if no forgotten user lies between its smallest and its largest user_id.
     """
     found = [np.zeros(0, dtype=np.int64)]
     with reading(path), pq.ParquetFile(path) as file:

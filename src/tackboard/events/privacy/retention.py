@@ -2,9 +2,8 @@
 
 A forgotten user is removed from every file: events, features, users, versions of attributes, impressions and requests.
 Items stay. Events are read and written one bucket at a time. Small buckets are joined, and a user is never split.
-Decided: a user who loses all events, impressions and requests is removed completely. A user who had no events,
-impressions or requests before, because only the file of attributes names this user, stays. The features of a remaining
-event keep their values.
+Decided: a user who loses all events, impressions and requests is removed completely. A user who never had any of these,
+and is known only from the file of attributes, stays. The features of a remaining event keep their values.
 
 The removed data remains in older snapshots. `prune` removes the older snapshots that no unfinished run needs. If
 `prune` cannot find out which snapshot an unfinished run needs, it raises an error and removes nothing.
@@ -67,7 +66,7 @@ class Retained:
     num_users_removed: int
     num_forgotten_removed: int
     num_future: int = 0
-    """Number of events more than a day in the future (0 without `days`). They stay, but none counts as the newest."""
+    """Number of events more than a day in the future (0 without `days`). They stay, but do not count as the newest."""
 
 
 def retain(dataset: Dataset, days: float | None = None, *, now_ms: int | None = None) -> Retained:
@@ -288,7 +287,7 @@ class _Writer:
 
 
 def _cut(tables: Iterator[pa.Table], bounds: Ints, nothing: pa.Table) -> Iterator[pa.Table]:
-    """Cuts tables, sorted by user_id, at the users in `bounds`. Yields one table per bucket, or `nothing` if empty."""
+    """Cuts tables, sorted by user_id, at the users in `bounds`. Yields one table per bucket, even if it is empty."""
     held: list[pa.Table] = [nothing]
     bucket = 0
     for table in tables:
@@ -333,17 +332,17 @@ def _write(table: pa.Table, path: Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Pruned:
-    """Holds the removed snapshots, and a dict: older snapshot that stays → run that needs this snapshot."""
+    """Names the removed snapshots, and maps each older snapshot that stays (`kept`) to the run that needs it."""
 
     removed: list[str]
     kept: dict[str, str]
 
 
 def snapshots_in_use(folder: Path, runs: Path) -> dict[str, str]:
-    """Returns a dict: each snapshot in `folder` that an unfinished run under `runs` needs → this run.
+    """Returns the snapshots that unfinished runs under `runs` need, as a dict: name of the snapshot → name of the run.
 
-    An unfinished run can be resumed, so it needs the snapshot on which it started. Raises UsageError if `runs` is not a
-    folder, or if a run that may have started on this dataset does not say which snapshot it needs.
+    An unfinished run can be resumed, so it needs the snapshots that it reads. Raises UsageError if `runs` is not a
+    folder, or if a run that may use the dataset in `folder` does not say which snapshot it needs.
     """
     if not runs.is_dir():
         raise UsageError(

@@ -39,7 +39,7 @@ class Download:
                         members = [name for name in archive.namelist() if not name.endswith("/")]
                 except zipfile.BadZipFile:
                     raise DataError(
-                        f"{path} is damaged: not a zip archive, or one that ends early ({path.stat().st_size:,} bytes)",
+                        f"{path} is damaged: it is not a zip archive, or it ends early ({path.stat().st_size:,} bytes)",
                         fix="download it again",
                     ) from None
                 self._places += [(name, path, name) for name in members]
@@ -64,7 +64,7 @@ class Download:
         return any(_is(_unpacked(full), name) for full, _, _ in self._places)
 
     def read(self, name: str) -> bytes:
-        """Returns the bytes of a file. Raises DataError if it is missing or torn, or if two files have this name."""
+        """Returns the bytes of a file. Raises DataError if it is missing or damaged, or if two files have this name."""
         found = [place for place in self._places if _is(_unpacked(place[0]), name)]
         if len(found) != 1:
             have = ", ".join(self.names()[:8]) or "nothing"
@@ -90,7 +90,7 @@ class Download:
 
 
 def _is_archive(path: Path) -> bool:
-    """Returns whether a file is a zip archive. Unlike `is_zipfile`, this function also recognises a torn archive."""
+    """Returns whether a file is a zip archive. Unlike `is_zipfile`, it also recognises an incomplete archive."""
     with path.open("rb") as file:
         begins = file.read(4) == b"PK\x03\x04"
     return begins or path.suffix.lower() == ".zip" or zipfile.is_zipfile(path)

@@ -92,7 +92,7 @@ ML_1M = PublicDataset(
     terms=_TERMS,
     counts=PublishedCounts(users=6_040, items=3_706, events=1_000_209),
     read=read_ml_1m,
-    note="three ratings of four share their second with another of the same user: ties keep the order of ratings.dat",
+    note="three of four ratings have the same user and second as another rating; ties keep the order of ratings.dat",
 )
 ML_100K = PublicDataset(
     name="ml-100k",

@@ -2,7 +2,7 @@
 
 Decided: every row of the publisher is kept, even exact repeats, because published results include the repeats. The
 published numbers of users, items and events are known, and files with other numbers raise DataError. So an import
-is the published data, without forgotten users. In all datasets, rows of the same user and time keep their order.
+holds all published data except forgotten users. In all datasets, rows of the same user and time keep their order.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def import_public(
 
 
 def read_public(dataset: PublicDataset, paths: Sequence[Path]) -> PublicData:
-    """Reads downloaded files. Torn files, and files that are not this dataset, raise DataError."""
+    """Reads downloaded files. Damaged files, and files that are not this dataset, raise DataError."""
     try:
         data = dataset.read(Download(paths))
         users, items = (pc.count_distinct(_codes(data.events[kind])).as_py() for kind in ("user", "item"))

@@ -69,7 +69,7 @@ def columns_of(events: Sequence[Event], config: StoreConfig) -> dict[str, Values
 def columns_from_arrow(table: pa.Table, config: StoreConfig) -> dict[str, Values]:
     """Turns a table of events into the store's columns.
 
-    A missing column, a column of another kind, or a null in a built-in column raises DataError. Others are left out.
+    A missing column, a wrong kind, or a null in a built-in column raises DataError. Further columns are left out.
     """
     check_has_columns(table.column_names, config)
     columns = {name: _from_arrow(table[name], name, kind) for name, kind in config.columns.items()}
@@ -180,7 +180,7 @@ def local_names(columns: Columns, kind: str) -> list[str]:
 
 
 def with_codes(columns: Columns, codes: Mapping[str, Mapping[str, int]]) -> dict[str, Values]:
-    """Returns the batch after its own codes of actions and surfaces are replaced by the store's codes."""
+    """Returns the batch with its own codes of actions and surfaces replaced by the store's codes."""
     changed = dict(columns)
     for kind, code_of in codes.items():
         mapped = np.array([code_of[name] for name in local_names(columns, kind)], dtype=np.int64)

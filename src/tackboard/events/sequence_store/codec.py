@@ -174,7 +174,7 @@ class Head:
     next_arrival: int = 0
     """Arrival number of the next buffered event. Events with equal times are ordered by their arrival numbers."""
     next_chunk: int = 0
-    """Id of the next chunk. Chunks of later events have larger ids. Ids restart at 0 after a user lost all events."""
+    """Id of the next chunk. Chunks of later events have larger ids. If a user loses all events, ids restart at 0."""
     chunks: Integers = dataclasses.field(default_factory=lambda: _NO_CHUNKS)
     """One row per chunk, oldest first [k, 5]. CHUNK_FIELDS names the columns."""
 

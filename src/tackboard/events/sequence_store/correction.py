@@ -31,7 +31,7 @@ from tackboard.events.sequence_store.values import Columns, Integers, Values, nu
 USERS_PER_READ = 64
 NOTE = "correction"
 Counts = dict[str, Counter[str]]
-"""Action → `missing`, `extra` or `different` → number of events."""
+"""Maps each action to its numbers of `missing`, `extra` and `different` events."""
 
 
 @dataclasses.dataclass

@@ -297,7 +297,7 @@ class SequenceStore(Engine):
                     is_done = True
 
     def check_engine(self) -> int:
-        """Raises CorruptFileError for a lost user or damaged data; returns the number of forgotten users."""
+        """Returns the number of forgotten users. Raises CorruptFileError if a user is lost or data is damaged."""
         with self._reading():
             self._check_users()
             gone = self._items("gone")
@@ -306,7 +306,7 @@ class SequenceStore(Engine):
         return len(gone)
 
     def forgotten_ms(self, user_ids: Sequence[int]) -> dict[int, int]:
-        """Returns user → time in ms when the user was forgotten. Users who were never forgotten are left out."""
+        """Maps each user to the time in ms when the user was forgotten. Users who were never forgotten are left out."""
         digests = [self.digest(user) for user in user_ids]
         return {
             user: self.seals.open_forgotten(digest, value)

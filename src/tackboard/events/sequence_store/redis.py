@@ -20,8 +20,8 @@ the directory has changed.
 
 Decided: a call for many users is all or nothing for each user, not for all users together. The server's settings decide
 how safe acknowledged events are: with `appendfsync always` they are on disk; with `everysec` the events of the last
-second may be lost. After `forget`, the operator must rewrite the server's append-only file (BGREWRITEAOF) and
-dump (BGSAVE).
+second may be lost. After `forget`, the server's append-only file and dump may hold the deleted events until the
+operator rewrites both (BGREWRITEAOF, BGSAVE).
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _VERSION_1 = {
     "words:action": "names:action",
     "words:surface": "names:surface",
 }
-"""Key → its name in version 1. The names were changed so that an older tackboard cannot write to a migrated store."""
+"""Maps a key to its name in version 1. New names keep an older tackboard from writing to a migrated store."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -56,7 +56,7 @@ class Seals:
         return content
 
     def _opened(self, value: Any, bound: bytes, key: bytes) -> bytes | None:
-        """Does `open`, but returns None for a damaged value. It is short, because it runs for each buffered event."""
+        """Does `open`, but returns None for a damaged value. It is kept fast: it runs for each buffered event."""
         if not self.has_seals:
             return value if isinstance(value, bytes) else str(value).encode()
         try:
@@ -80,7 +80,7 @@ class Seals:
         """Raises UsageError for a store of an older version."""
         if self.version != FORMAT_VERSION:
             raise UsageError(
-                f"{self.where} has format version {self.version}, which has no checksums and is only read",
+                f"{self.where} has format version {self.version}, which has no checksums and can only be read",
                 allowed=f"writing needs format version {FORMAT_VERSION}",
                 fix=f"run `tackboard sequences migrate {self.where}` once",
             )

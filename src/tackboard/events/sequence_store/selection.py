@@ -1,9 +1,9 @@
 """This module takes a user's directory and buffer and returns the requested columns, reading as few bytes as possible.
 
 A read goes from the newest chunk to the oldest until it has enough events. It reads only the requested columns of a
-chunk. It also reads time_ms if a bound of the time range lies inside the chunk or the buffer has late events, and
-received_ms if `received_before_ms` excludes an event of the chunk. Decided: a read is a generator that yields requests
-for bytes and gets the bytes by `send`, so that an engine can fetch the bytes for many users in one network call.
+chunk. It also reads time_ms if a bound of the time range lies inside the chunk, or if the buffer has late events. It
+reads received_ms if `received_before_ms` excludes an event of the chunk. Decided: a read is a generator that yields
+requests for bytes and gets the bytes by `send`. So an engine can fetch the bytes for many users in one network call.
 """
 
 from __future__ import annotations

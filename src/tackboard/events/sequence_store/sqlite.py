@@ -76,7 +76,7 @@ VERSION_1 = {
     "buffer": "SELECT user_id, time_ms, event, received_ms || ':' || arrival AS value FROM recent",
     "blocks": "SELECT user_id, number, chunk, data FROM columns",
 }
-"""Table → query that computes its rows from the tables of version 1."""
+"""Maps each table to a query that computes its rows from the tables of version 1."""
 _GET = {
     "gone": "SELECT forgotten_ms FROM gone WHERE digest = ?",
     "notes": "SELECT value FROM settings WHERE key = 'note:' || ?",

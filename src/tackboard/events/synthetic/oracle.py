@@ -118,7 +118,7 @@ def score_state(config: WorldConfig, catalogue: WorldItems, state: LatentState, 
 
 
 def topic_probabilities(config: WorldConfig, state: LatentState) -> Floats:
-    """Returns P(topic of the session at this event | state) [U, num_topics], over drift, switches and interests."""
+    """Returns P(topic of the session at this event | state) [U, num_topics]. Accounts for drift and switches."""
     num_rows, rows = len(state.user), np.arange(len(state.user))
     kept = np.zeros((num_rows, config.num_topics))
     drifted = np.zeros((num_rows, config.num_topics))

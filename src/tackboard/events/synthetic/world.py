@@ -127,7 +127,7 @@ class _Walk:
         length = int(limit.max(initial=0))
         period_ms = config.period_days * DAY_MS
         slots = np.arange(len(config.slot_weights))
-        # The number of a topic is also its rank.
+        # Topics are numbered by popularity: topic 0 is the most popular.
         weights = (np.arange(config.num_topics) + 1.0) ** -config.topic_exponent
         cumulative = np.cumsum(weights / weights.sum())
         draws = uniform(seed, _USER_TOPIC, users[:, None], slots)
@@ -296,7 +296,7 @@ def link_open(state: LatentState) -> np.ndarray:
 
 
 def switch_probability(config: WorldConfig, state: LatentState) -> Floats:
-    """Returns the chance that a session's topic is drawn again before this event. Ignore it at a session start."""
+    """Returns the chance that a session's topic is drawn again before this event. It is unused at a session start."""
     if state.recent.shape[1] == 0:
         return np.ones(len(state.user))
     hidden = state.recent_hidden[:, -1]

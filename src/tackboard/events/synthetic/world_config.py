@@ -51,7 +51,7 @@ class WorldConfig:
     topic_exponent: float = 0.4
     """An interest falls on the topic of rank r (from 0) with probability proportional to (r + 1) ** -topic_exponent."""
     born_later_share: float = 0.25
-    """Chance that an item is born during the period. Others, and the top item of each topic, exist from its start."""
+    """Chance that an item is born during the period. Others, and each topic's top item, exist from the start."""
     link_weights: tuple[float, ...] = (0.5, 0.3, 0.2)
     """Probability of each successor of an item, if a user follows a link from the item. They sum to 1."""
 
@@ -80,9 +80,9 @@ class WorldConfig:
     """Standard deviation of the logarithm of the gap inside a session."""
 
     repeat_probability: float = 0.07
-    """Chance that an event repeats one of the user's recent items, if a recent event was not a hide."""
+    """Chance that an event repeats one of the user's recent items, if at least one recent event was not a hide."""
     link_probability: float = 0.45
-    """Chance, inside a session and not after a hide, that an event follows a link to an item that is born."""
+    """Chance, inside a session and not after a hide, that an event follows a link, if the linked item is born."""
     explore_probability: float = 0.12
     """Chance that an event explores, which means that its item is drawn from all topics, by popularity.
 

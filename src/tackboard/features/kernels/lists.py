@@ -33,7 +33,7 @@ _register = functools.partial(register, family="lists")
 
 
 def _tight(column: Column) -> tuple[Column, Ints]:
-    """Returns the list column without values outside its lists, and its offsets, which then begin at 0."""
+    """Drops values that belong to no list. Returns the list column and its offsets, which then begin at 0."""
     offsets = column.offsets
     if offsets is None:
         raise ValueError(f"{column!r} has no lists")

@@ -142,7 +142,7 @@ def test_work_is_a_folder_of_ours(tmp_path: Path) -> None:
     (tmp_path / "foreign" / "thesis.txt").write_text("")
     (tmp_path / "marked").mkdir()
     (tmp_path / "marked" / "quality.json").write_text('{"kind": "wine"}')
-    for name, words in {"file": "is a file", "foreign": "holds other things", "marked": "another program"}.items():
+    for name, words in {"file": "is a file", "foreign": "did not write", "marked": "another program"}.items():
         with pytest.raises(UsageError, match=words):
             Work.open(tmp_path / name)
     assert [path.name for path in (tmp_path / "foreign").iterdir()] == ["thesis.txt"]
