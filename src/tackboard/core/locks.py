@@ -42,8 +42,8 @@ time, and would drop the lock when the process closes either descriptor."""
 def try_lock(path: Path, *, create: bool = True) -> Iterator[bool]:
     """Yields whether this call took the lock file `path`, which it holds during the block. Does not wait.
 
-    If it was taken, it is removed at the end. Yields False if a process (this one included) already holds the lock.
-    If `create` is False, also yields False if the file is missing.
+    If this call took the lock, it removes the file at the end. Yields False if a process (this one included) already
+    holds the lock. If `create` is False, also yields False if the file is missing.
     """
     key, claim = str(path.parent.resolve() / path.name), object()
     if _held.setdefault(key, claim) is not claim:

@@ -114,7 +114,8 @@ def read_layout(folder: Path, events: Path) -> Layout:
     rising = bool((first_users[1:] > first_users[:-1]).all())
     if not (whole and rising):
         raise CorruptFileError(
-            f"{path} is not a valid layout", allowed="allowed: rising users, and one row offset per bucket and file"
+            f"{path} is not a valid layout",
+            allowed="allowed: rising users, and rising row offsets of all buckets in each file",
         )
     return Layout(first_users, offsets)
 

@@ -50,8 +50,8 @@ class TrainingConfig:
     their own precision. `auto` means bf16 on a GPU, where bf16 is faster, and fp32 on a CPU."""
 
     compile: str = "off"
-    """Whether to compile the modules with `compiles = True` (layers, sums of the loss): `on`, `off`, or `auto`, which
-    compiles on a GPU. The first step then takes half a minute. Results of compiled parts differ in rounding, and
+    """Whether to compile the modules that have an attribute `compiles` of True, such as layers: `on`, `off`, or `auto`,
+    which compiles on a GPU. The first step then takes half a minute. Results of compiled parts differ in rounding, and
     dropout draws other numbers."""
 
     def __post_init__(self) -> None:
@@ -79,8 +79,8 @@ class StartConfig:
     run: str = ""
     """Run or checkpoint whose parameters are taken by name. If empty, all parameters are random."""
     prefix: str = ""
-    """Prefix of this model's parameters that are taken: `pinfm.` if this model contains the run's model under the name
-    `pinfm`. The other run must have all of these parameters, under names without the prefix."""
+    """Only parameters of this model with this prefix get values from the other run: `pinfm.` if this model contains the
+    other run's model as `pinfm`. The other run must have all of them, under names without the prefix."""
 
 
 DATA_CONFIGS: dict[str, type[StepsConfig]] = {cls.kind: cls for cls in (DataConfig, RequestConfig)}
@@ -153,7 +153,7 @@ def _check_segments(data: DataConfig, model: ModelConfig) -> None:
     if model.needs_drawn_negatives and not data.uniform_negatives:
         raise ConfigError(
             "data.uniform_negatives is 0, but the model needs drawn negatives",
-            allowed="allowed: 1 or more; the number of items or more draws all items",
+            allowed="allowed: 1 or more; if the value is at least the number of items, all are drawn",
             fix="--set data.uniform_negatives=1024",
         )
     if data.max_length < model.least_max_length:

@@ -21,9 +21,9 @@ FREE_SETTINGS = frozenset(
 def changed_settings(before: dict[str, Any], now: RunConfig) -> list[str]:
     """Returns the names, as `--set` takes them, of settings that differ and decide a run's result.
 
-    `before` is the recorded config of a run, perhaps of an older version. Today's classes read `before`, so a moved
-    setting is found in its new place, and a missing setting has its default, because older versions behaved like the
-    default.
+    `before` is the recorded config of a run, perhaps of an older version. Today's classes read it. This puts
+    moved settings in their new place and gives missing settings their default. The default is right, because older
+    versions behaved like it.
     """
     wanted = config_to_json(now)
     # A config that today's classes cannot read is compared as it was recorded.
