@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from torch import nn
 from tackboard.core.config import check
 from tackboard.core.errors import ConfigError, DataError
 from tackboard.core.hashing import string_id
+from tackboard.models.changed_rows import copy_rows
 from tackboard.models.tables import table_modules, table_parameter_names
 from tackboard.ops.stochastic_rounding import rounding_key, stochastic_round
 
@@ -113,6 +115,8 @@ class RowWiseAdagrad:
         sums = self.sums[rows] + values.square().mean(dim=1)
         self.sums[rows] = sums
         change = self.learning_rate * values / (sums.sqrt() + self.eps).unsqueeze(1)
+        # Checkpoints store the rows that have a sum. The square of a gradient below 1e-23 is 0: such a row stays fresh.
+        change = torch.where(sums.unsqueeze(1) != 0, change, 0.0)
         weight = self.weight
         if weight.dtype in (torch.float16, torch.bfloat16):
             moved = weight[rows].float() - change
@@ -205,11 +209,11 @@ class Optimizers:
                 tensors[f"adamw.{name}.{key}"] = value
         return tensors
 
-    def load_state(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Loads the tensors that `state` returned."""
+    def load_state(self, tensors: Mapping[str, Any]) -> None:
+        """Loads the tensors that `state` returned. The sums of a table may be given by their changed rows."""
         self.adamw.state.clear()
         for name, table in self.tables.items():
-            table.sums.copy_(tensors[f"adagrad.{name}"])
+            copy_rows(tensors[f"adagrad.{name}"], table.sums)
         for name, parameter in self.dense.items():
             prefix = f"adamw.{name}."
             entries = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
