@@ -1,8 +1,8 @@
 """Runs one piece of work at a time in a thread, beside training.
 
 `start` begins a piece of work and returns at once; it first waits for the former one. An error of the work is raised in
-the thread of the caller, at the next `start` or `wait`, once. Decided: the thread is a daemon, so a user who stops a run
-for the second time does not wait for a large file. What such a stop leaves is an unfinished temporary folder.
+the thread of the caller, at the next `start` or `wait`, once. Decided: the thread is a daemon, so a user who stops a
+run for the second time does not wait for a large file. Such a stop leaves an unfinished temporary folder.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Background:
         def run() -> None:
             try:
                 work()
-            except BaseException as error:  # Whatever it is, the thread that trains must hear of it.
+            except BaseException as error:  # noqa: BLE001 - the thread that trains must hear of it.
                 self._error = error
 
         self._thread = threading.Thread(target=run, name="checkpoint", daemon=True)

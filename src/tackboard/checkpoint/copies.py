@@ -90,7 +90,7 @@ def slices(num_rows: int) -> Iterator[slice]:
 
 
 def count_rows(num_rows: int, is_changed: IsChanged) -> list[int]:
-    """Returns the number of changed rows in each slice of a table. The device is asked once, not once for each slice."""
+    """Returns the number of changed rows in each slice of a table. The device is asked once for all slices."""
     counts = [is_changed(place).count_nonzero() for place in slices(num_rows)]
     return torch.stack(counts).tolist() if counts else []
 

@@ -63,7 +63,7 @@ def load_trained(path: Path | Checkpoint, groups: tuple[str, ...] = ("dense", "t
 
 
 def stored_parameters(checkpoint: Checkpoint) -> dict[str, Stored]:
-    """Returns all parameters of a checkpoint that `load_trained` has read. Tables may be given by their changed rows."""
+    """Returns all parameters of a checkpoint that `load_trained` has read. Tables may be their changed rows."""
     return checkpoint.tensors["dense"] | stored_tables(checkpoint)
 
 

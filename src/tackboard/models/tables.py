@@ -11,10 +11,13 @@ that has the table's shape but takes the memory of one number. The optimiser rea
 in fp32 and rounds stochastically (`ops.stochastic_rounding`). `gradient_leaf` returns the right tensor for every
 precision.
 
-Decided: fresh rows are a function of a key and their position (`ops.fresh_rows`), and the key is drawn when the table is
+Decided: fresh rows are a function of a key and their position (`ops.fresh_rows`). The key is drawn when the table is
 made. So with the same seed a table begins with the same rows on any device, and a half-precision table begins as the
 fp32 table rounded to nearest. In training, only the optimiser moves rows: a checkpoint stores the rows that have a sum,
-and those that differed from the fresh rows when the run began. The type of the rows decides how a table is looked up. So a table that was trained in fp32 and stored in fp16 is read in fp16:
+and those that differed from the fresh rows when the run began.
+
+The type of the rows decides how a table is looked up. So a table that was trained in fp32 and stored in fp16 is read in
+fp16:
 `stored_parameters` makes the table without rows and gives it the rows of the file.
 
 Shapes: M distinct items, k hash functions, D width of the concatenation, R rows of all sub-tables, d width of a row.

@@ -1,7 +1,7 @@
 """Makes the fresh rows of a table: their values before training, as a pure function of (key, row, column).
 
 The key stands for a seed and a table. A value is made from the 64 bits of `random_bits(key, row, column)` (see
-`stochastic_rounding`): these are four fields of 16 bits. The sum of the fields, minus its mean, is a whole number, which
+`stochastic_rounding`): these are four fields of 16 bits. The sum of the fields, minus its mean, is a whole number that
 fp32 holds exactly. One multiplication by an fp32 constant gives the value. So the same row has the same bits on any
 device, in any order and for any share of the rows: nothing but integer arithmetic and one exactly rounded product is
 used. The arithmetic is 64-bit, so a table may have more than 2^31 elements.
@@ -77,7 +77,7 @@ class FreshRows:
 
 
 def draw_key() -> int:
-    """Draws the key of a new table from torch's random stream, so `torch.manual_seed` and the order of tables decide it.
+    """Draws the key of a new table from torch's random stream: `torch.manual_seed` and the order of tables decide it.
 
     The key is drawn on the CPU, so that it is the same for every device, and for a table without memory (meta).
     """

@@ -1,8 +1,8 @@
 """Saves the state of a run beside training, and loads it.
 
 A checkpoint of step N is made in two parts. First all that is to be written is copied; training waits for this copy
-and for nothing else. Then a thread writes, hashes, fsyncs and renames the files (`checkpoint.store`) while training goes
-on. At most one checkpoint is in flight: the next one waits for it. An error of the thread is raised here, at the next
+and for nothing else. Then a thread writes, hashes, fsyncs and renames the files (`checkpoint.store`) while training
+goes on. At most one checkpoint is in flight: the next one waits for it. An error of the thread is raised here, at the next
 save or wait.
 
 Which rows of a table are written: those whose Adagrad sum is not 0, because the optimiser moves no other row, and those

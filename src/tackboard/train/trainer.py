@@ -265,7 +265,7 @@ class Trainer:
         """Waits for the checkpoint in flight after an error. A second error is only told."""
         try:
             self.saver.wait()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the first error is the one that is raised.
             say(f"warning: {error}")
 
     def _roll_back(self) -> None:
