@@ -2,8 +2,8 @@
 
 A checkpoint of step N is made in two parts. First all that is to be written is copied; training waits for this copy
 and for nothing else. Then a thread writes, hashes, fsyncs and renames the files (`checkpoint.store`) while training
-goes on. At most one checkpoint is in flight: the next one waits for it. An error of the thread is raised here, at the next
-save or wait.
+goes on. At most one checkpoint is in flight: the next one waits for it. An error of the thread is raised here, at the
+next save or wait.
 
 Which rows of a table are written: those whose Adagrad sum is not 0, because the optimiser moves no other row, and those
 that differed from the fresh rows when the run began (a run may begin with the rows of another run). Decided: these rows
@@ -230,8 +230,9 @@ class Saver:
 
 
 def shown_bytes(num_bytes: int) -> str:
-    """Returns a size for a message: `1.5 GB` or `2.0 MB`."""
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
+    """Returns a size for a message: `1.5 GB`, `2.0 MB` or `3.1 kB`."""
+    size, unit = next((pair for pair in ((1e9, "GB"), (1e6, "MB")) if num_bytes >= pair[0]), (1e3, "kB"))
+    return f"{num_bytes / size:.1f} {unit}"
 
 
 def _has_sum(sums: torch.Tensor) -> IsChanged:

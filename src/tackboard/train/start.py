@@ -68,11 +68,11 @@ def take_parameters(model: nn.Module, start: StartConfig) -> int:
             )
     tables = {f"{name}.weight".removeprefix("."): module for name, module in table_modules(model).items()}
     for name, tensor in wanted.items():
-        source = stored[name.removeprefix(start.prefix)]
-        copy_rows(source, tensor)
-        if isinstance(source, ChangedRows) and source.fresh is not None and name in tables:
+        taken_from = stored[name.removeprefix(start.prefix)]
+        copy_rows(taken_from, tensor)
+        if isinstance(taken_from, ChangedRows) and taken_from.fresh is not None and name in tables:
             # Checkpoints of this run then store only the rows that differ from the same fresh table.
-            tables[name].fresh = source.fresh
+            tables[name].fresh = taken_from.fresh
     taken = sum(tensor.numel() for tensor in wanted.values())
     say(f"took {taken:,} parameters from {checkpoint.path}")
     return taken
