@@ -68,8 +68,8 @@ def test_tensors_that_do_not_belong_together_are_refused(change: dict[str, torch
 @pytest.mark.parametrize(
     "content",
     [None, {}, {"key": 1, "std": 0.1}, {"key": "1", "std": 0.1, "num_rows": 3},
-     {"key": 1 << 63, "std": 1.0, "num_rows": 3}, {"key": 1, "std": float("nan"), "num_rows": 3}, {"key": 1, "std": 1.0, "num_rows": -1},
-     {"key": 1, "std": 1.0, "num_rows": 1 << 60}],
+     {"key": 1 << 63, "std": 1.0, "num_rows": 3}, {"key": 1, "std": float("nan"), "num_rows": 3},
+     {"key": 1, "std": 1.0, "num_rows": -1}, {"key": 1, "std": 1.0, "num_rows": 1 << 60}],
 )  # fmt: skip
 def test_a_wrong_description_is_refused(content: Any) -> None:
     with pytest.raises((DataError, ConfigError), match=r"fresh_rows\.a\.weight"):
