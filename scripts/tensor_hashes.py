@@ -19,14 +19,23 @@ from pathlib import Path
 
 import torch
 
-from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
+from tackboard.checkpoint.store import find_checkpoint
+from tackboard.checkpoint.trained import load_trained, stored_optimizer, stored_tables
+from tackboard.models.changed_rows import Stored, whole_tensor
 
 
 def hashes_of(path: Path) -> dict[str, str]:
     """Returns the digest of every tensor, by group and name."""
     found = {}
-    for group, tensors in load_checkpoint(find_checkpoint(path)).tensors.items():
-        for name, tensor in tensors.items():
+    checkpoint = load_trained(find_checkpoint(path), ("dense", "tables", "optimizer"))
+    groups: dict[str, dict[str, Stored]] = {
+        "dense": dict(checkpoint.tensors["dense"]),
+        "tables": stored_tables(checkpoint),
+        "optimizer": stored_optimizer(checkpoint),
+    }
+    for group, tensors in groups.items():
+        for name, stored in tensors.items():
+            tensor = whole_tensor(stored)
             digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
             digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
             found[f"{group}/{name}"] = digest.hexdigest()

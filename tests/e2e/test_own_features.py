@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from tackboard.checkpoint.trained import stored_parameters
 from tackboard.core import keyed_random
 from tackboard.core.hashing import string_id
+from tackboard.models.stored_parameters import load_parameters
 
 if TYPE_CHECKING:
     from conftest import Answer
@@ -204,7 +206,7 @@ def test_offline_scores_are_those_that_evaluation_ranks_by(shop: Path, tackboard
         features=lambda _vocabulary: features,
     )
     model = build_model(config.model, vocabulary)
-    model.load_state_dict(checkpoint.tensors["dense"] | checkpoint.tensors["tables"])
+    load_parameters(model, stored_parameters(checkpoint), checkpoint.path)
     rank = rank_model(model, sequences, config.model.tables, config.model.max_history)
     late, compared = late_users(), 0
     for user, user_id in enumerate(sequences.user_ids.tolist()):

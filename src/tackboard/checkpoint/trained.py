@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tackboard.checkpoint.store import Checkpoint, load_checkpoint
-from tackboard.core.documents import read_document
+from tackboard.checkpoint.stored_rows import decode
+from tackboard.core.documents import blaming, read_document
 from tackboard.core.errors import CorruptFileError, DataError
 from tackboard.core.manifest import stays_inside
+from tackboard.models.changed_rows import Stored
 
 STATE = "state.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Version 2 stores of a table only the rows that differ from the fresh table, if these are smaller."""
 FIELDS = {
     "format_version": int,
     "step": int,
@@ -37,6 +40,7 @@ FIELDS = {
 }
 OPTIONAL = {
     "order_version": int,
+    "fresh_rows": dict,
     "num_threads": int,
     "user_type": Literal["", "int64", "string"],
     "validation.best_loss": float | None,
@@ -56,6 +60,26 @@ def load_trained(path: Path | Checkpoint, groups: tuple[str, ...] = ("dense", "t
             raise CorruptFileError(f"{checkpoint.path / group}.safetensors is missing")
     read_state(checkpoint.path)
     return checkpoint
+
+
+def stored_parameters(checkpoint: Checkpoint) -> dict[str, Stored]:
+    """Returns all parameters of a checkpoint that `load_trained` has read. Tables may be their changed rows."""
+    return checkpoint.tensors["dense"] | stored_tables(checkpoint)
+
+
+def stored_tables(checkpoint: Checkpoint) -> dict[str, Stored]:
+    """Returns the tables of a checkpoint that `load_trained` has read."""
+    return _decoded(checkpoint, "tables")
+
+
+def stored_optimizer(checkpoint: Checkpoint) -> dict[str, Stored]:
+    """Returns the optimisers' tensors of a checkpoint that `load_trained` has read."""
+    return _decoded(checkpoint, "optimizer")
+
+
+def _decoded(checkpoint: Checkpoint, group: str) -> dict[str, Stored]:
+    with blaming(checkpoint.path / f"{group}.safetensors"):
+        return decode(checkpoint.tensors[group], checkpoint.state.get("fresh_rows", {}))
 
 
 def read_state(folder: Path) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def evaluate_run(
     import torch
 
     from tackboard.checkpoint.store import find_checkpoint
-    from tackboard.checkpoint.trained import STATE, load_trained
+    from tackboard.checkpoint.trained import STATE, load_trained, stored_parameters
     from tackboard.core.documents import blaming
     from tackboard.core.errors import UsageError
     from tackboard.core.files import write_json_atomic
@@ -125,8 +125,7 @@ def evaluate_run(
             "--filter-seen and --keep-seen do not apply to a ranker, which scores the candidates of each request",
             fix="leave the option out",
         )
-    parameters = checkpoint.tensors["dense"] | checkpoint.tensors["tables"]
-    model = restore_model(config.model, vocabulary, parameters, checkpoint.path / STATE)
+    model = restore_model(config.model, vocabulary, stored_parameters(checkpoint), checkpoint.path / STATE)
     data = config.data.at(trained_on)
     source = data.open(lambda _vocabulary: features, dataset=dataset or verified, vocabulary=vocabulary)
     for name, present, known in (

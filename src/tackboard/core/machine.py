@@ -7,6 +7,7 @@ Decided: the number of threads is set before torch is imported. It is the number
 from __future__ import annotations
 
 import os
+import re
 import resource
 import sys
 from pathlib import Path
@@ -45,6 +46,21 @@ def total_memory_bytes() -> int:
     return min(total, int(limit)) if limit.isdigit() else total
 
 
+def available_memory_bytes() -> int:
+    """Returns the memory that this process can still take without swapping, or all memory if the system does not say.
+
+    File pages that the kernel can drop count as available.
+    """
+    lines = _read_text(Path("/proc/meminfo")).splitlines()
+    words = next((line.split() for line in lines if line.startswith("MemAvailable:")), [])
+    available = int(words[1]) * 1024 if len(words) > 1 and words[1].isdigit() else total_memory_bytes()
+    limit, used = (_read_first_line(Path(f"/sys/fs/cgroup/memory.{name}")) for name in ("max", "current"))
+    if limit.isdigit() and used.isdigit():
+        pages = re.search(r"^inactive_file (\d+)$", _read_text(Path("/sys/fs/cgroup/memory.stat")), re.MULTILINE)
+        available = min(available, max(0, int(limit) - int(used) + (int(pages[1]) if pages else 0)))
+    return available
+
+
 def has_nvidia_driver() -> bool:
     """Returns whether an NVIDIA driver is loaded."""
     return Path("/proc/driver/nvidia/version").exists() or Path("/dev/nvidia0").exists()
@@ -58,7 +74,11 @@ def _cgroup_quota() -> int | None:
 
 
 def _read_first_line(path: Path) -> str:
+    return _read_text(path).split("\n", 1)[0].strip()
+
+
+def _read_text(path: Path) -> str:
     try:
-        return path.read_text().split("\n", 1)[0].strip()
+        return path.read_text()
     except OSError:
         return ""

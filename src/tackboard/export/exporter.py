@@ -10,6 +10,7 @@ no incomplete bundle is left behind.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from tackboard.bundle.signature import FILE_NAME as SIGNATURE
 from tackboard.bundle.signature import FORMAT_VERSION, KIND, Signature, write_signature
 from tackboard.checkpoint.store import Checkpoint, save_tensors
-from tackboard.checkpoint.trained import STATE, load_trained
+from tackboard.checkpoint.trained import STATE, load_trained, stored_tables
 from tackboard.core.config import suggest
 from tackboard.core.documents import blaming
 from tackboard.core.errors import DataError, UsageError
@@ -28,6 +29,7 @@ from tackboard.core.vocabulary import Vocabulary
 from tackboard.features.feature_set import FILE_NAME as FEATURES
 from tackboard.features.feature_set import FeatureSet, read_features
 from tackboard.features.standard import check_reads, features_for_model
+from tackboard.models.changed_rows import Stored, whole_tensor
 from tackboard.models.description import describe_model, restore_config
 from tackboard.models.interface import build_model
 from tackboard.models.stored_parameters import check_fit
@@ -53,7 +55,8 @@ def export_bundle(
     state = checkpoint.path / STATE
     with blaming(state):
         config = restore_config(checkpoint.state["model"], code_file, of_run=True)
-    check_fit(config, vocabulary, checkpoint.tensors["dense"] | checkpoint.tensors["tables"], state)
+    stored = stored_tables(checkpoint)
+    check_fit(config, vocabulary, {**checkpoint.tensors["dense"], **stored}, state)
     config = config.serving()
     _keep_served(checkpoint, config)
     features = read_features(checkpoint.path)
@@ -61,18 +64,18 @@ def export_bundle(
         with blaming(state):
             features = features_for_model(config.reads, vocabulary, config.max_history)
     check_reads(config.reads, features, checkpoint.path / FEATURES)
-    signature = _signature(checkpoint, config.max_history, features, name, version, tables)
+    signature = _signature(checkpoint, stored, config.max_history, features, name, version, tables)
     with new_directory(bundle) as folder:
         save_tensors(checkpoint.tensors["dense"], folder / "dense.safetensors")
         (folder / "tables").mkdir()
-        for parameter, weight in checkpoint.tensors["tables"].items():
-            stored = weight.to(PRECISIONS[tables])
-            if not bool(torch.isfinite(stored).all()):
+        for parameter, table in stored.items():
+            rows_Rd = whole_tensor(table).to(PRECISIONS[tables])
+            if not bool(torch.isfinite(rows_Rd).all()):
                 raise DataError(f"{parameter} does not fit into {tables}", fix="use --tables fp32")
-            save_tensors({parameter: stored}, folder / signature.tables[parameter]["file"])
+            save_tensors({parameter: rows_Rd}, folder / signature.tables[parameter]["file"])
         features.write(folder)
         write_signature(folder, signature)
-        write_text_atomic(folder / "card.md", _card(signature, checkpoint))
+        write_text_atomic(folder / "card.md", _card(signature, checkpoint, stored))
         tensors = ["dense.safetensors", *(table["file"] for table in signature.tables.values())]
         meant = [*tensors, FEATURES, SIGNATURE, "card.md"]
         write_manifest(folder, KIND, {"name": name, "version": version}, meant=meant)
@@ -88,7 +91,13 @@ def export_bundle(
 
 
 def _signature(
-    checkpoint: Checkpoint, max_history: int, features: FeatureSet, name: str, version: str, tables: str
+    checkpoint: Checkpoint,
+    stored: Mapping[str, Stored],
+    max_history: int,
+    features: FeatureSet,
+    name: str,
+    version: str,
+    tables: str,
 ) -> Signature:
     state = checkpoint.state
     model = {key: value for key, value in state["model"].items() if key != "code_file"}
@@ -105,7 +114,7 @@ def _signature(
         model=model,
         tables={
             parameter: {"file": f"tables/{parameter}.safetensors", "dtype": tables, "shape": list(weight.shape)}
-            for parameter, weight in checkpoint.tensors["tables"].items()
+            for parameter, weight in stored.items()
         },
         lineage={
             "run": checkpoint.path.parent.parent.name,
@@ -126,9 +135,9 @@ def _keep_served(checkpoint: Checkpoint, config: Any) -> None:
     checkpoint.state["model"] = describe_model(config)
 
 
-def _card(signature: Signature, checkpoint: Checkpoint) -> str:
+def _card(signature: Signature, checkpoint: Checkpoint, stored: Mapping[str, Stored]) -> str:
     num_dense = sum(tensor.numel() for tensor in checkpoint.tensors["dense"].values())
-    num_table = sum(tensor.numel() for tensor in checkpoint.tensors["tables"].values())
+    num_table = sum(table.numel() for table in stored.values())
     lineage = signature.lineage
     return f"""# {signature.name}, version {signature.version}
 

@@ -24,14 +24,15 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from tackboard.core.documents import blaming
 from tackboard.core.errors import CorruptFileError, DataError
 from tackboard.core.vocabulary import Vocabulary
+from tackboard.models.changed_rows import Stored, copy_rows, whole_tensor
 from tackboard.models.interface import build_model
-from tackboard.models.tables import STORAGES, table_parameter_names, without_rows
+from tackboard.models.tables import STORAGES, rows_on, table_parameter_names
 
 SPARE_PARAMETERS = 1000
 """A model may make this many parameters while it is built, in addition to twice the number of stored tensors."""
 SCANNED_AT_ONCE = 1 << 22
 """Number of elements of a parameter that are checked at once."""
-Tensors = Mapping[str, torch.Tensor]
+Tensors = Mapping[str, Stored]
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:
@@ -71,17 +72,30 @@ def check_fit(config: Any, vocabulary: Vocabulary, stored: Tensors, where: Path)
 
 
 def restore_model(config: Any, vocabulary: Vocabulary, stored: Tensors, where: Path) -> nn.Module:
-    """Returns the model of `config` with the parameters `stored`, after `check_fit`. Tables are mapped, not copied."""
+    """Returns the model of `config` with the parameters `stored`, after `check_fit`. Tables are mapped, not copied.
+
+    A table of which only the changed rows are stored is made whole in memory.
+    """
     check_fit(config, vocabulary, stored, where)
-    with without_rows():
+    with rows_on("meta"):
         model = build_model(config, vocabulary)
     tables = table_parameter_names(model)
     for name in tables:
-        rows_Rd = stored[name] if stored[name].dtype in STORAGES.values() else stored[name].float()
+        rows_Rd = whole_tensor(stored[name])
+        rows_Rd = rows_Rd if rows_Rd.dtype in STORAGES.values() else rows_Rd.float()
         # The parameter itself is swapped, because a user's model may hold it under a second name.
         torch.utils.swap_tensors(model.get_parameter(name), nn.Parameter(rows_Rd))
-    model.load_state_dict({name: tensor for name, tensor in stored.items() if name not in tables}, strict=False)
+    model.load_state_dict({name: stored[name] for name in stored if name not in tables}, strict=False)
     return model
+
+
+def load_parameters(model: nn.Module, stored: Tensors, where: Path) -> None:
+    """Copies the parameters `stored` into a model, after `check_tensors`. Tables are filled in place."""
+    check_tensors(model, stored, where)
+    tables = table_parameter_names(model)
+    model.load_state_dict({name: stored[name] for name in stored if name not in tables}, strict=False)
+    for name in tables:
+        copy_rows(stored[name], model.get_parameter(name))
 
 
 def check_tensors(model: nn.Module, stored: Tensors, where: Path) -> None:

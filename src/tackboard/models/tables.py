@@ -11,10 +11,13 @@ The gradient of a lookup does not go to `weight.grad`. A backward pass appends t
 bf16) has the precision of the looked-up vectors, where autograd would round it to half precision. Several lookups and
 several backward passes add up.
 
-Decided: fresh rows are drawn in place, and half-precision rows block by block, so that making a table never needs room
-for a second table. With the same seed, a half-precision table begins as the fp32 table rounded to nearest. The type of
-the rows decides how a table is looked up. So a table that was trained in fp32 and stored in fp16 is read in fp16:
-`stored_parameters` makes the table without rows and gives it the rows of the file.
+Decided: fresh rows are a function of a key and their position (`ops.fresh_rows`). The key is drawn when the table is
+made. So with the same seed a table begins with the same rows on any device, and a half-precision table begins as the
+fp32 table rounded to nearest. In training, only the optimiser moves rows: a checkpoint stores the rows that have a sum,
+and those that differed from the fresh rows when the run began.
+
+The type of the rows decides how a table is looked up. So a table that was trained in fp32 and stored in fp16 is read in
+fp16: `stored_parameters` makes the table without rows and gives it the rows of the file.
 
 Shapes: M distinct items, k hash functions, D width of the concatenation, R rows of all sub-tables, d width of a row.
 """
@@ -34,12 +37,11 @@ from torch.autograd.function import once_differentiable
 
 from tackboard.batch import HashConfig
 from tackboard.core.config import check
+from tackboard.ops.fresh_rows import FreshRows, draw_key
 from tackboard.ops.table_rows import lookup
 
 STORAGES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-DRAWN_AT_ONCE = 1 << 22
-"""Number of half-precision elements that are drawn at once: a multiple of 16, because torch draws in blocks of 16."""
-_rows_device: ContextVar[str | None] = ContextVar("rows_device", default=None)
+_rows_device: ContextVar[torch.device | str | None] = ContextVar("rows_device", default=None)
 """Device of fresh rows; None means torch's default device."""
 
 
@@ -69,8 +71,13 @@ class HashedTables(nn.Module):
         self.num_hashes = config.num_hashes
         self.num_rows = config.num_rows
         self.dim = config.dim
-        num_rows = config.num_hashes * config.num_rows
-        self.weight = nn.Parameter(_fresh_rows(num_rows, config.dim, config.init_std, STORAGES[config.storage]))
+        self.fresh = FreshRows(draw_key(), config.init_std)
+        """What the rows were before training. A checkpoint stores its key."""
+        shape = (config.num_hashes * config.num_rows, config.dim)
+        rows_Rd = torch.empty(shape, dtype=STORAGES[config.storage], device=_rows_device.get())
+        if not rows_Rd.is_meta:
+            self.fresh.fill(rows_Rd)
+        self.weight = nn.Parameter(rows_Rd)
         self.pending: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Rows [L] and gradients [L, d] of the backward passes since the optimiser's last step."""
         self.first_rows: torch.Tensor
@@ -115,12 +122,12 @@ class _Lookup(torch.autograd.Function):
 
 
 @contextmanager
-def without_rows() -> Iterator[None]:
-    """Inside this context, tables are made without memory: their rows are on the meta device until they are replaced.
+def rows_on(device: torch.device | str) -> Iterator[None]:
+    """Inside this context, the rows of new tables are made on `device`. The rest of a model is made as usual.
 
-    The rest of a model is made as usual, so buffers that no file stores have their values.
+    On the device "meta" tables take no memory: they have no rows until these are replaced.
     """
-    token = _rows_device.set("meta")
+    token = _rows_device.set(device)
     try:
         yield
     finally:
@@ -135,19 +142,3 @@ def table_modules(model: nn.Module) -> dict[str, HashedTables]:
 def table_parameter_names(model: nn.Module) -> set[str]:
     """Returns the names of the parameters that are tables; all others are dense."""
     return {f"{name}.weight" if name else "weight" for name in table_modules(model)}
-
-
-def _fresh_rows(num_rows: int, dim: int, std: float, dtype: torch.dtype) -> torch.Tensor:
-    """Draws normal rows with standard deviation `std`; half-precision rows are the fp32 draws, rounded."""
-    rows_Rd = torch.empty(num_rows, dim, dtype=dtype, device=_rows_device.get())
-    if rows_Rd.is_meta:
-        return rows_Rd
-    if dtype == torch.float32:
-        return rows_Rd.normal_().mul_(std)
-    flat = rows_Rd.view(-1)
-    while len(flat):
-        # Fewer than 16 remaining numbers join the last block, because torch draws fewer than 16 in another way.
-        size = DRAWN_AT_ONCE if len(flat) >= DRAWN_AT_ONCE + 16 else len(flat)
-        flat[:size] = torch.empty(size, dtype=torch.float32, device=flat.device).normal_().mul_(std)
-        flat = flat[size:]
-    return rows_Rd

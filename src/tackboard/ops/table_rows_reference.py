@@ -69,7 +69,9 @@ def row_wise_adagrad_(
     total_Ud.clamp_(-clip_element, clip_element)
     sums_U = sums_R.index_select(0, rows_U).add_(total_Ud.square().mean(dim=1))
     sums_R.index_copy_(0, rows_U, sums_U)
+    is_still_U = sums_U == 0
     change_Ud = total_Ud.mul_(learning_rate).div_(sums_U.sqrt_().add_(eps)[:, None])
+    change_Ud.masked_fill_(is_still_U[:, None], 0.0)
     moved_Ud = weight_Rd.index_select(0, rows_U).float().sub_(change_Ud)
     if weight_Rd.dtype in FORMATS:
         moved_Ud = stochastic_round(moved_Ud, weight_Rd.dtype, rows_U, rounding_key)

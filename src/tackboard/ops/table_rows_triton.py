@@ -295,7 +295,8 @@ def _update_rows(
     total_EC = tl.maximum(total_EC, -clip_element, propagate_nan=tl.PropagateNan.ALL)
     sum_E += tl.div_rn(tl.sum(total_EC * total_EC, axis=1), WIDTH * 1.0)
     tl.store(sums + row_E, sum_E, mask=is_updated_E)
-    new_EC = old_EC - tl.div_rn(tl.load(learning_rate) * total_EC, (tl.sqrt_rn(sum_E) + eps)[:, None])
+    change_EC = tl.div_rn(tl.load(learning_rate) * total_EC, (tl.sqrt_rn(sum_E) + eps)[:, None])
+    new_EC = old_EC - tl.where(sum_E[:, None] != 0.0, change_EC, 0.0)
     if MANTISSA_BITS < 23:
         pattern_EC = round_stochastically(
             new_EC, row_E, tl.load(rounding_key), COLUMNS, MANTISSA_BITS, BIAS_BELOW, LARGEST, INFINITY, NAN

@@ -1,5 +1,10 @@
 """Estimates what a run needs, without training: parameters, bytes, steps and disk space.
 
+A checkpoint stores the rows of a table that training has changed, so its size grows during a run. The estimate is an
+upper bound: training can change only the rows of the catalogue's items, and every changed row may be stored. Decided: a
+run is refused only if it surely cannot fit. If only the upper bound does not fit, the run gets a warning; before each
+checkpoint the real size is compared with the disk and the memory (see saving.py).
+
 The estimate writes nothing except the index of the data, which the run will need (see data/index.py).
 """
 
@@ -12,13 +17,16 @@ from typing import Any
 
 import torch
 
+from tackboard.checkpoint.copies import stored_bytes
 from tackboard.core.errors import UsageError
 from tackboard.core.machine import total_memory_bytes
+from tackboard.core.progress import say
 from tackboard.data.source import SequenceSource
 from tackboard.data.steps import NumberedSteps
 from tackboard.models.interface import build_model
-from tackboard.models.tables import table_parameter_names
+from tackboard.models.tables import HashedTables, table_modules, table_parameter_names
 from tackboard.train.config import RunConfig
+from tackboard.train.saving import shown_bytes
 from tackboard.train.trainer import choose_device
 
 KEPT_CHECKPOINTS = 3
@@ -40,36 +48,47 @@ def estimate_run(
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     num_table = sum(size for name, size in sizes.items() if name in tables)
     num_dense = sum(sizes.values()) - num_table
-    table_rows = sum(p.shape[0] for name, p in model.named_parameters() if name in tables)
+    table_rows = sum(module.weight.shape[0] for module in table_modules(model).values())
     steps = steps or config.data.steps(source, config.model.tables, config.seed)
     # Memory holds tables as they are stored, buffers, one Adagrad sum per row, and for each dense parameter the weight,
     # the gradient and two AdamW moments.
     kept_bytes = sum(t.nbytes for name, t in model.state_dict().items() if name in tables or name not in sizes)
     memory = kept_bytes + 4 * table_rows + 16 * num_dense
-    checkpoint = kept_bytes + 4 * table_rows + 12 * num_dense
+    # A checkpoint holds at least the dense part, without AdamW's moments at step 0.
+    buffers = kept_bytes - sum(model.get_parameter(name).nbytes for name in tables)
+    least = buffers + 4 * num_dense
+    checkpoint = buffers + 12 * num_dense
+    for module in table_modules(model).values():
+        checkpoint += _table_bytes(module, None if config.start.run else len(source.catalogue))
     num_kept = KEPT_CHECKPOINTS + bool(config.training.validate_every)
     free_disk = shutil.disk_usage(_existing(runs)).free
-    # A model for a GPU is first made in the machine's memory; the optimiser's sums are made on the GPU.
-    places = {"this machine": (total_memory_bytes(), memory)}
+    # The dense part of a model for a GPU is first made in the machine's memory; tables are made on the GPU.
+    host, places = memory, {"this machine": (total_memory_bytes(), memory)}
     if device.type == "cuda":
-        parameters = kept_bytes + 4 * num_dense
+        host = least
         places = {
-            "this machine": (total_memory_bytes(), parameters),
+            "this machine": (total_memory_bytes(), least),
             "its GPU": (torch.cuda.get_device_properties(device).total_memory, memory),
         }
     for place, (there, needed) in places.items():
         if needed > there:
             raise UsageError(
-                f"the model needs {_size(needed)}",
-                allowed=f"{place} has {_size(there)}",
+                f"the model needs {shown_bytes(needed)}",
+                allowed=f"{place} has {shown_bytes(there)}",
                 fix="lower model.tables.num_rows or model.tables.dim, or set model.tables.storage to fp16",
             )
-    if num_kept * checkpoint > free_disk:
+    if num_kept * least > free_disk:
         raise UsageError(
-            f"checkpoints need {_size(num_kept * checkpoint)}",
-            allowed=f"{runs} has {_size(free_disk)} free",
+            f"checkpoints need {shown_bytes(num_kept * least)}",
+            allowed=f"{runs} has {shown_bytes(free_disk)} free",
             fix="free some space, or choose another --runs",
         )
+    if num_kept * checkpoint > free_disk:
+        needed = f"{num_kept} checkpoints may need up to {shown_bytes(num_kept * checkpoint)}"
+        say(f"warning: {needed}, and {runs} has {shown_bytes(free_disk)} free")
+    if host + checkpoint > total_memory_bytes():
+        needed = f"the run and the copy for a checkpoint may need up to {shown_bytes(host + checkpoint)}"
+        say(f"warning: {needed} of memory, and this machine has {shown_bytes(total_memory_bytes())}")
     return {
         "events": source.dataset.num_events,
         "users": source.dataset.num_users,
@@ -81,6 +100,7 @@ def estimate_run(
         "dense_parameters": num_dense,
         "state_bytes": memory,
         "checkpoint_bytes": checkpoint,
+        "peak_host_bytes": host + checkpoint,
         # The loss of an untrained model, for which every item is equally likely, and a label of 1 as likely as 0.
         "first_loss_expected": round(
             math.log(max(2, len(source.catalogue) if config.data.kind == "segments" else 2)), 2
@@ -88,8 +108,13 @@ def estimate_run(
     }
 
 
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
+def _table_bytes(module: HashedTables, num_items: int | None) -> int:
+    """Returns the most that a table and its sums take in a checkpoint; `num_items` None if all rows may differ."""
+    num_changed = num_rows = module.weight.shape[0]
+    if num_items is not None:
+        num_changed = module.num_hashes * min(module.num_rows, num_items)
+    sums = torch.empty(num_rows, device="meta")
+    return stored_bytes(module.weight, num_changed) + stored_bytes(sums, num_changed)
 
 
 def _existing(path: Path) -> Path:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from torch import nn
 from tackboard.core.config import check
 from tackboard.core.errors import ConfigError, DataError
 from tackboard.core.hashing import string_id
+from tackboard.models.changed_rows import copy_rows
 from tackboard.models.tables import HashedTables, table_modules, table_parameter_names
 from tackboard.ops.stochastic_rounding import rounding_key
 from tackboard.ops.table_rows import row_wise_adagrad_
@@ -241,11 +243,11 @@ class Optimizers:
                 tensors[f"adamw.{name}.{key}"] = value
         return tensors
 
-    def load_state(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Loads the tensors that `state` returned."""
+    def load_state(self, tensors: Mapping[str, Any]) -> None:
+        """Loads the tensors that `state` returned. The sums of a table may be given by their changed rows."""
         self.adamw.state.clear()
         for name, table in self.tables.items():
-            table.sums.copy_(tensors[f"adagrad.{name}"])
+            copy_rows(tensors[f"adagrad.{name}"], table.sums)
         for name, parameter in self.dense.items():
             prefix = f"adamw.{name}."
             entries = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}

@@ -12,12 +12,14 @@ import torch
 from torch import nn
 
 from tackboard.checkpoint.store import Checkpoint, find_checkpoint
-from tackboard.checkpoint.trained import load_trained, read_state
+from tackboard.checkpoint.trained import load_trained, read_state, stored_parameters
 from tackboard.core.errors import UsageError
 from tackboard.core.progress import say
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.config import StepsConfig
 from tackboard.data.source import SequenceSource
+from tackboard.models.changed_rows import ChangedRows, copy_rows
+from tackboard.models.tables import table_modules
 from tackboard.train.config import RunConfig, StartConfig, features_for
 
 
@@ -48,7 +50,7 @@ def take_parameters(model: nn.Module, start: StartConfig) -> int:
     if not start.run:
         return 0
     checkpoint = load_trained(find_checkpoint(Path(start.run)))
-    stored = checkpoint.tensors["dense"] | checkpoint.tensors["tables"]
+    stored = stored_parameters(checkpoint)
     wanted = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(start.prefix)}
     if not wanted:
         beginnings = sorted({name.partition(".")[0] for name in model.state_dict()})
@@ -64,8 +66,13 @@ def take_parameters(model: nn.Module, start: StartConfig) -> int:
                 allowed="allowed: a run of a model with the same settings as the part that takes its parameters",
                 fix="give the model the settings of that run, or name another start.run or start.prefix",
             )
+    tables = {f"{name}.weight".removeprefix("."): module for name, module in table_modules(model).items()}
     for name, tensor in wanted.items():
-        tensor.copy_(stored[name.removeprefix(start.prefix)])
+        taken_from = stored[name.removeprefix(start.prefix)]
+        copy_rows(taken_from, tensor)
+        if isinstance(taken_from, ChangedRows) and taken_from.fresh is not None and name in tables:
+            # Checkpoints of this run then store only the rows that differ from the same fresh table.
+            tables[name].fresh = taken_from.fresh
     taken = sum(tensor.numel() for tensor in wanted.values())
     say(f"took {taken:,} parameters from {checkpoint.path}")
     return taken

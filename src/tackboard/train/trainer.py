@@ -26,10 +26,8 @@ import torch
 from tackboard.batch import HashConfig, item_rows
 from tackboard.batch.batches import Batch
 from tackboard.checkpoint.store import Checkpoint, CheckpointStore
-from tackboard.checkpoint.trained import load_trained
-from tackboard.core.documents import blaming
+from tackboard.checkpoint.trained import FORMAT_VERSION, load_trained
 from tackboard.core.errors import DivergedError, Preempted, TackboardError, UsageError
-from tackboard.core.files import storage_error
 from tackboard.core.hashing import mix64
 from tackboard.core.locks import silence_to_wait_for, wait_for_lock
 from tackboard.core.machine import has_nvidia_driver, usable_cores
@@ -42,11 +40,11 @@ from tackboard.data.steps import NumberedSteps
 from tackboard.features.feature_set import FILE_NAME, read_features
 from tackboard.models.description import describe_model
 from tackboard.models.interface import build_model, compile_parts
-from tackboard.models.stored_parameters import check_tensors, find_non_finite
-from tackboard.models.tables import table_parameter_names
+from tackboard.models.tables import rows_on
 from tackboard.train.config import RunConfig, config_to_json
 from tackboard.train.guard import Guard
 from tackboard.train.optimizers import Optimizers
+from tackboard.train.saving import Saver
 from tackboard.train.start import take_parameters
 from tackboard.train.validation import Validation, mean_loss
 
@@ -87,11 +85,12 @@ class Trainer:
         torch.set_num_threads(self.num_threads)
         torch.use_deterministic_algorithms(self.device.type == "cpu")
         torch.manual_seed(config.seed)
-        self.model: Any = build_model(config.model, source.vocabulary).to(self.device)
+        with rows_on(self.device):
+            model = build_model(config.model, source.vocabulary)
+        self.model: Any = model.to(self.device)
         self.is_compiled = shall_compile(config.training.compile, self.device)
         if self.is_compiled:
             compile_parts(self.model)
-        self.tables = table_parameter_names(self.model)
         self.has_state_beyond_parameters = len(self.model.state_dict()) > sum(1 for _ in self.model.named_parameters())
         """Whether the model has state other than its parameters, for example streaming frequencies."""
         self.optimizers = Optimizers(self.model, config.optimizer, config.training.steps, seed=config.seed)
@@ -107,6 +106,7 @@ class Trainer:
         if config.training.validate_every:
             self.judges = config.data.steps(source, tables, config.seed, part="validation", quiet=quiet)
         self.store = CheckpointStore(run.checkpoints)
+        self.saver = Saver(self.model, self.optimizers, self.store, run)
         self._verified = checkpoint
         for warning in [*config.warnings(), *_shared_rows(tables, source)]:
             say(f"warning: {warning}")
@@ -138,6 +138,8 @@ class Trainer:
             try:
                 self._train_until_done(stop, quiet=quiet)
             except BaseException as caught:
+                if not isinstance(caught, KeyboardInterrupt):  # The user has asked twice, and does not want to wait.
+                    self._let_writer_finish()
                 error = self._preempted(stop[0]) if isinstance(caught, _StopNow) else caught
                 reason = error.got if isinstance(error, TackboardError) else f"{type(error).__name__}: {error}"
                 with suppress(OSError):  # An error of a full disk must not hide the first error.
@@ -169,16 +171,19 @@ class Trainer:
                     if is_judged or self.step % every == 0 or self.step == total:
                         self.save()
                         if self.on_checkpoint is not None:
+                            self.saver.wait()
                             with self.uncompiled():
                                 self.on_checkpoint(self)
                     if stop:
                         self._settle()
                         self.save()
+                        self.saver.wait()
                         raise self._preempted(stop[0])
                     if self.validation.is_over:
                         self.run.log_event("stopped_early", step=self.step, best_step=self.validation.best_step)
                         break
                 progress.advance(self.step - progress.done)
+            self.saver.wait()
         self.tokens_per_s = (self.num_tokens - tokens_before) / (time.perf_counter() - started)
 
     def _validate(self) -> bool:
@@ -297,7 +302,15 @@ class Trainer:
         figures |= {name: float(value) for name, value in self._metrics.items()}
         self.run.log_metrics(self.step, **figures, tokens_per_s=round(tokens_per_s, 1))
 
+    def _let_writer_finish(self) -> None:
+        """Waits for the checkpoint in flight after an error. A second error is only told."""
+        try:
+            self.saver.wait()
+        except Exception as error:  # noqa: BLE001 - the first error is the one that is raised.
+            say(f"warning: {error}")
+
     def _roll_back(self) -> None:
+        self.saver.wait()
         checkpoint = self.store.find_latest()
         if checkpoint is None:
             raise DivergedError(f"there is no checkpoint to go back to in {self.run.checkpoints}")
@@ -311,6 +324,7 @@ class Trainer:
         if checkpoint is None:
             self.run.cut_metrics_after(self.step)  # Old metrics exist if every checkpoint was damaged.
             num_taken = take_parameters(self.model, self.config.start)
+            self.saver.begin()
             self.run.log_event(
                 "start",
                 parameters=sum(p.numel() for p in self.model.parameters()),
@@ -331,40 +345,24 @@ class Trainer:
             self.run.log_event("resume", step=self.step)
 
     def save(self) -> None:
-        """Writes a checkpoint of the present state. Raises DivergedError if a parameter is not finite."""
-        if name := find_non_finite(self.model):
-            # A non-finite row spreads slowly and shows late. So a table with such a row is never saved.
-            raise DivergedError(
-                f"{name} holds non-finite values at step {self.step}",
-                allowed="the last checkpoint is intact",
-                fix="start a new run with lower learning rates",
-            )
-        parameters = {name: tensor.cpu() for name, tensor in self.model.state_dict().items()}
-        groups = {
-            "dense": {name: tensor for name, tensor in parameters.items() if name not in self.tables},
-            "tables": {name: tensor for name, tensor in parameters.items() if name in self.tables},
-            "optimizer": {name: tensor.cpu() for name, tensor in self.optimizers.state().items()},
-        }
-        try:
-            best = self.validation.best_step
-            self.store.save(self.step, groups, self._state(), {FILE_NAME: self.source.features.to_json()}, best=best)
-        except OSError as error:
-            got = f"the checkpoint of step {self.step} could not be written"
-            fix = f"free some space or repair the disk, then continue with: --resume {self.run.path}"
-            known = storage_error(error, got, allowed="the checkpoints before it are intact", fix=fix)
-            raise (known or error) from None
-        self.run.log_event("checkpoint", step=self.step)
+        """Copies the present state and begins to write its checkpoint; `saver.wait` waits until it is complete.
+
+        Raises DivergedError if a parameter is not finite, and the error of the former checkpoint if that one failed.
+        """
+        documents = {FILE_NAME: self.source.features.to_json()}
+        self.saver.save(self.step, self._state(), documents, best=self.validation.best_step)
 
     def _state(self) -> dict[str, Any]:
         vocabulary = self.source.vocabulary
         return {
-            "format_version": 1,
+            "format_version": FORMAT_VERSION,
             "step": self.step,
             "data_step": self.data_step,
             "order_version": ORDER_VERSION,
             "num_tokens": self.num_tokens,
             "num_threads": self.num_threads,
             "last_loss": self.last_loss if self.step else None,
+            "fresh_rows": self.saver.describe(),
             "guard": self.guard.state(),
             **({"validation": self.validation.state()} if self.judges is not None else {}),
             "config": config_to_json(self.config),
@@ -401,11 +399,7 @@ class Trainer:
                 allowed=f"the model would now read {self.source.features.hash[:12]}",
                 fix="restore the file of features, or start a new run with --resume never",
             )
-        parameters = checkpoint.tensors["dense"] | checkpoint.tensors["tables"]
-        check_tensors(self.model, parameters, path)
-        self.model.load_state_dict(parameters)
-        with blaming(path / "optimizer.safetensors"):
-            self.optimizers.load_state(checkpoint.tensors["optimizer"])
+        self.saver.load(checkpoint)
         self.guard.load_state(checkpoint.state["guard"])
         self.validation.load_state(checkpoint.state.get("validation", {}))
         self.step = int(checkpoint.state["step"])

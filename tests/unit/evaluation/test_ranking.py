@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tackboard.batch import HashConfig
 from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
+from tackboard.checkpoint.trained import stored_parameters
 from tackboard.core.errors import ConfigError, DataError
 from tackboard.core.keyed_random import uniform
 from tackboard.core.rundir import RunDirectory
@@ -32,6 +33,7 @@ from tackboard.evaluation.ranking import (
 )
 from tackboard.models.description import restore_config
 from tackboard.models.interface import build_model
+from tackboard.models.stored_parameters import load_parameters
 from tackboard.scoring.request import ScoreRequest
 from tackboard.scoring.scorer import Scorer
 
@@ -46,7 +48,7 @@ def trained_model(run: RunDirectory, sequences: Sequences) -> tuple[Any, Any]:
     checkpoint = load_checkpoint(find_checkpoint(run.path))
     config = restore_config(checkpoint.state["model"])
     model = build_model(config, sequences.source.vocabulary)
-    model.load_state_dict(checkpoint.tensors["dense"] | checkpoint.tensors["tables"])
+    load_parameters(model, stored_parameters(checkpoint), checkpoint.path)
     return model, config
 
 

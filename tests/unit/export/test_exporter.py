@@ -12,10 +12,12 @@ from safetensors.torch import load_file
 
 from tackboard.bundle.signature import read_bundle
 from tackboard.checkpoint.store import CheckpointStore, find_checkpoint, load_checkpoint
+from tackboard.checkpoint.trained import stored_tables
 from tackboard.core.errors import DataError, UsageError
 from tackboard.core.rundir import RunDirectory
 from tackboard.export.exporter import export_bundle
 from tackboard.features.feature_set import read_features
+from tackboard.models.changed_rows import whole_tensor
 from tackboard.models.frequencies import StreamingFrequencies
 from tackboard.scoring.scorer import Scorer
 
@@ -27,7 +29,7 @@ def remake(trained_run: RunDirectory, tmp_path: Path) -> Callable[..., Path]:
     def make(state: dict[str, Any] | None = None, table: torch.Tensor | None = None) -> Path:
         checkpoint = load_checkpoint(find_checkpoint(trained_run.path))
         if table is not None:
-            checkpoint.tensors["tables"]["item_tables.weight"] = table
+            checkpoint.tensors["tables"] = {"item_tables.weight": table}
         store = CheckpointStore(tmp_path / "copy" / "checkpoints")
         return store.save(6, checkpoint.tensors, checkpoint.state | (state or {}))
 
@@ -40,7 +42,7 @@ def test_the_bundle_holds_the_checkpoints_parameters(trained_run: RunDirectory, 
     assert set(dense) == set(checkpoint.tensors["dense"])
     assert all(torch.equal(dense[name], tensor) for name, tensor in checkpoint.tensors["dense"].items())
     table = load_file(tiny_bundle / "tables" / "item_tables.weight.safetensors")["item_tables.weight"]
-    assert torch.equal(table, checkpoint.tensors["tables"]["item_tables.weight"])
+    assert torch.equal(table, whole_tensor(stored_tables(checkpoint)["item_tables.weight"]))
 
 
 def test_the_signature_says_where_it_came_from(trained_run: RunDirectory, tiny_bundle: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any
 
 import pytest
@@ -10,8 +11,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tackboard.models import tables as module
-from tackboard.models.tables import STORAGES, HashedTables, TableConfig, table_modules, table_parameter_names
+from tackboard.models.tables import STORAGES, HashedTables, TableConfig, rows_on, table_modules, table_parameter_names
+from tackboard.ops.fresh_rows import ELEMENTS_AT_ONCE
 
 HALVES = ("fp16", "bf16")
 
@@ -121,9 +122,8 @@ def test_no_gradient_where_none_is_wanted(storage: str) -> None:
 
 
 @pytest.mark.parametrize("storage", HALVES)
-def test_a_half_table_begins_as_the_full_one_rounded(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "DRAWN_AT_ONCE", 48)
-    for num_rows in (1, 5, 16, 33):
+def test_a_half_table_begins_as_the_full_one_rounded(storage: str) -> None:
+    for num_rows in (1, 5, 33):
         torch.manual_seed(3)
         full = HashedTables(TableConfig(num_hashes=3, num_rows=num_rows, dim=7, init_std=0.2))
         after = torch.rand(4)
@@ -131,8 +131,23 @@ def test_a_half_table_begins_as_the_full_one_rounded(storage: str, monkeypatch: 
         half = HashedTables(TableConfig(num_hashes=3, num_rows=num_rows, dim=7, init_std=0.2, storage=storage))
         assert torch.equal(half.weight, full.weight.to(STORAGES[storage]))
         assert torch.equal(torch.rand(4), after)
+
+
+def test_fresh_rows_depend_on_the_seed_and_the_table_and_never_on_the_device() -> None:
+    config = TableConfig(num_hashes=2, num_rows=50, dim=4, init_std=0.2)
     torch.manual_seed(3)
-    assert torch.equal(full.weight, torch.randn(99, 7) * 0.2)
+    first, second = HashedTables(config), HashedTables(config)
+    assert not (first.weight == second.weight).any()
+    torch.manual_seed(3)
+    with rows_on("meta"):
+        declared = HashedTables(config)
+    assert declared.weight.is_meta and declared.fresh == first.fresh
+    with torch.device("meta"):
+        assert HashedTables(config).fresh == second.fresh
+    assert torch.equal(first.weight, declared.fresh.rows(torch.arange(100), 4))
+    torch.manual_seed(4)
+    assert HashedTables(config).fresh != first.fresh
+    assert HashedTables(dataclasses.replace(config, init_std=0.0)).weight.abs().max() == 0
 
 
 class Allocations(TorchDispatchMode):
@@ -151,16 +166,14 @@ class Allocations(TorchDispatchMode):
         return result
 
 
-def test_making_a_table_takes_the_room_of_one_table() -> None:
-    with Allocations() as full:
-        HashedTables(TableConfig(num_hashes=2, num_rows=50_000, dim=8))
-    assert sum(full.places.values()) < 2 * 50_000 * 8 * 4 * 1.01
-    with pytest.MonkeyPatch.context() as patch, Allocations() as half:
-        patch.setattr(module, "DRAWN_AT_ONCE", 1 << 12)
-        HashedTables(TableConfig(num_hashes=2, num_rows=50_000, dim=8, storage="fp16"))
-    sizes = sorted(half.places.values())
-    assert sizes[-1] == 2 * 50_000 * 8 * 2
-    assert sizes[-2] <= 4 << 12  # one block of draws; each is dropped before the next is made
+@pytest.mark.parametrize("storage", STORAGES)
+def test_making_a_table_takes_the_room_of_one_table(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ELEMENTS_AT_ONCE, "cpu", 1 << 10)
+    with Allocations() as made:
+        HashedTables(TableConfig(num_hashes=2, num_rows=5_000, dim=8, storage=storage))
+    sizes = sorted(made.places.values())
+    assert sizes[-1] == 2 * 5_000 * 8 * STORAGES[storage].itemsize
+    assert sizes[-2] <= 8 * torch.get_num_threads() << 10  # one block of bits; each is dropped before the next is made
 
 
 @pytest.mark.parametrize("storage", STORAGES)

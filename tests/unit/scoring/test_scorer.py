@@ -22,6 +22,7 @@ from tackboard.batch import item_rows
 from tackboard.batch.builder import make_batch
 from tackboard.bundle.signature import KIND
 from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
+from tackboard.checkpoint.trained import stored_parameters
 from tackboard.core.errors import CorruptFileError, UsageError
 from tackboard.core.manifest import MANIFEST, write_manifest
 from tackboard.core.rundir import RunDirectory
@@ -36,6 +37,7 @@ from tackboard.features.types import ID, STRING, TIME
 from tackboard.models.description import restore_config
 from tackboard.models.interface import build_model
 from tackboard.models.pinfm import PinFM
+from tackboard.models.stored_parameters import load_parameters
 from tackboard.scoring.request import ScoreRequest
 from tackboard.scoring.scorer import Scorer
 from tackboard.train.config import RunConfig, config_to_json, features_for
@@ -63,7 +65,7 @@ def scores_of_the_model(
     names = checkpoint.state["vocabulary"]
     vocabulary = Vocabulary(actions=tuple(names["actions"]), surfaces=tuple(names["surfaces"]))
     model = build_model(config, vocabulary)
-    model.load_state_dict(checkpoint.tensors["dense"] | checkpoint.tensors["tables"])
+    load_parameters(model, stored_parameters(checkpoint), checkpoint.path)
     model.eval()
     history = {name: column.to_pylist() for name, column in request.history.items()}
     column = make_history(

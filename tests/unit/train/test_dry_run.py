@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,14 +11,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
+from tackboard.checkpoint.store import find_checkpoint
+from tackboard.checkpoint.trained import load_trained, stored_optimizer, stored_parameters
 from tackboard.core.errors import UsageError
 from tackboard.core.rundir import RunDirectory
 from tackboard.data.loader import TrainingSteps
 from tackboard.data.source import SequenceSource
 from tackboard.models.interface import build_model
 from tackboard.train import dry_run
-from tackboard.train.config import RunConfig
+from tackboard.train.config import RunConfig, StartConfig
 from tackboard.train.dry_run import estimate_run
 
 Config = Callable[..., RunConfig]
@@ -37,12 +39,13 @@ def test_sizes_are_those_of_the_real_model(tiny_config: Config, tiny_source: Seq
     assert not (tmp_path / "not").exists()
 
 
-def test_the_checkpoint_is_as_large_as_estimated(
+def test_a_checkpoint_of_whole_tables_is_as_large_as_estimated(
     tiny_config: Config, tiny_source: SequenceSource, trained_run: RunDirectory
 ) -> None:
     estimate = estimate_run(tiny_config(), tiny_source, trained_run.path)
-    groups = load_checkpoint(find_checkpoint(trained_run.path)).tensors.values()
-    sizes = {name: tensor.nbytes for group in groups for name, tensor in group.items()}
+    checkpoint = load_trained(find_checkpoint(trained_run.path), ("dense", "tables", "optimizer"))
+    whole = stored_parameters(checkpoint) | stored_optimizer(checkpoint)
+    sizes = {name: tensor.numel() * tensor.dtype.itemsize for name, tensor in whole.items()}
     # Left out of the estimate: AdamW's step count of each parameter, a few bytes.
     assert estimate["checkpoint_bytes"] == sum(size for name, size in sizes.items() if not name.endswith(".step"))
 
@@ -72,17 +75,43 @@ def test_a_model_for_a_gpu_must_fit_there_and_here(
         estimate_run(tiny_config(), tiny_source, tmp_path)
 
 
-def test_checkpoints_larger_than_the_disk_are_refused(
+def test_checkpoints_that_may_not_fit_on_the_disk_are_told_and_those_that_cannot_are_refused(
+    tiny_config: Config,
+    tiny_source: SequenceSource,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    estimate = estimate_run(tiny_config(), tiny_source, tmp_path)
+    at_most, at_least = 3 * estimate["checkpoint_bytes"], 3 * 4 * estimate["dense_parameters"]
+    capsys.readouterr()
+    for free, says in ((at_most, ""), (at_most - 1, "3 checkpoints may need up to"), (at_least, "may need up to")):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _path, free=free: SimpleNamespace(free=free))
+        estimate_run(tiny_config(), tiny_source, tmp_path)
+        said = capsys.readouterr().err
+        assert says in said and bool(said) == bool(says)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=at_least - 1))
+    with pytest.raises(UsageError, match="checkpoints need"):
+        estimate_run(tiny_config(), tiny_source, tmp_path)
+
+
+def test_the_rows_of_the_catalogue_bound_a_checkpoint(
     tiny_config: Config, tiny_source: SequenceSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needed = 3 * estimate_run(tiny_config(), tiny_source, tmp_path)["checkpoint_bytes"]
-    for free in (needed, needed - 1):
-        monkeypatch.setattr(shutil, "disk_usage", lambda _path, free=free: SimpleNamespace(free=free))
-        if free == needed:
-            estimate_run(tiny_config(), tiny_source, tmp_path)
-            continue
-        with pytest.raises(UsageError, match="checkpoints need"):
-            estimate_run(tiny_config(), tiny_source, tmp_path)
+    small, large = (
+        estimate_run(tiny_config(f"model.tables.num_rows={number}"), tiny_source, tmp_path)
+        for number in (10_000, 20_000)
+    )
+    assert small["checkpoint_bytes"] == large["checkpoint_bytes"] < 4 * small["table_parameters"]
+    assert large["state_bytes"] - small["state_bytes"] == 2 * 10_000 * 4 * (4 + 1)
+    assert small["peak_host_bytes"] == small["state_bytes"] + small["checkpoint_bytes"]
+    started = dataclasses.replace(tiny_config("model.tables.num_rows=10000"), start=StartConfig(run="another"))
+    whole = estimate_run(started, tiny_source, tmp_path)
+    assert whole["checkpoint_bytes"] - small["checkpoint_bytes"] > 0.9 * 4 * small["table_parameters"]
+    monkeypatch.setattr(dry_run, "choose_device", lambda _name: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: SimpleNamespace(total_memory=1 << 40))
+    on_gpu = estimate_run(tiny_config("model.tables.num_rows=10000"), tiny_source, tmp_path)
+    assert on_gpu["peak_host_bytes"] == 4 * small["dense_parameters"] + small["checkpoint_bytes"]
 
 
 def test_a_device_that_is_not_there_is_found_before_training(

@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
+from tackboard.checkpoint.trained import stored_parameters
 from tackboard.core.errors import ConfigError, UsageError
 from tackboard.core.rundir import RunDirectory
 from tackboard.core.vocabulary import Vocabulary
+from tackboard.models.changed_rows import whole_tensor
 from tackboard.models.interface import build_model
 from tackboard.train.config import RunConfig, StartConfig, config_from_json, config_to_json
 from tackboard.train.start import open_source, take_parameters
@@ -26,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("torch_settings")
 
 def tensors_of(run: RunDirectory) -> dict[str, torch.Tensor]:
     checkpoint = load_checkpoint(find_checkpoint(run.path))
-    return checkpoint.tensors["dense"] | checkpoint.tensors["tables"]
+    return {name: whole_tensor(stored) for name, stored in stored_parameters(checkpoint).items()}
 
 
 def train(config: RunConfig, folder: Path) -> Trainer:

@@ -355,6 +355,7 @@ def test_a_table_that_is_not_finite_is_never_checkpointed(make_trainer: MakeTrai
     trainer.save()
     with torch.no_grad():
         trainer.model.item_tables.weight[5, 1] = float("inf")
+    trainer.optimizers.tables["item_tables"].sums[5] = 1.0  # as after an update of this row
     trainer.step = 1
     with pytest.raises(DivergedError, match=r"item_tables\.weight holds non-finite values at step 1"):
         trainer.save()

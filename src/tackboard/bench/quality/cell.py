@@ -34,7 +34,8 @@ import torch
 from numpy.typing import NDArray
 
 from tackboard.bench.quality.cells import Cell, Result, Work, save_array
-from tackboard.checkpoint.store import CheckpointStore, load_checkpoint
+from tackboard.checkpoint.store import CheckpointStore
+from tackboard.checkpoint.trained import load_trained, stored_parameters
 from tackboard.core import keyed_random
 from tackboard.core.config import did_you_mean
 from tackboard.core.errors import DataError, UsageError
@@ -49,6 +50,7 @@ from tackboard.evaluation.ranking import ScoreUsers, evaluated_users, rank_model
 from tackboard.flow.jobs import Step, run_step
 from tackboard.metrics.ranks import RankingMetrics
 from tackboard.models.interface import build_model
+from tackboard.models.stored_parameters import load_parameters
 from tackboard.train.config import RunConfig, config_to_json, features_for
 from tackboard.train.trainer import Trainer, choose_device
 
@@ -400,14 +402,14 @@ class Fit:
 
     def _rank_saved_checkpoint(self) -> None:
         """Ranks the checkpoint that the run continues from, if the checkpoint must be ranked and has no ranks yet."""
-        path = CheckpointStore(self.run.checkpoints).find_latest()
-        if path is None:
+        found = CheckpointStore(self.run.checkpoints).find_latest()
+        if found is None:
             return
-        checkpoint = load_checkpoint(path, groups=("dense", "tables"))
+        checkpoint = load_trained(found)
         step = int(checkpoint.state["step"])
         if self._is_due(step):
             model = build_model(self.config.model, self.source.vocabulary)
-            model.load_state_dict(checkpoint.tensors["dense"] | checkpoint.tensors["tables"])
+            load_parameters(model, stored_parameters(checkpoint), checkpoint.path)
             self._judge(model.to(choose_device(self.machine.device)), step)
 
     def _ranked(self) -> list[int]:

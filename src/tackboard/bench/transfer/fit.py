@@ -30,7 +30,7 @@ from tackboard.bench.quality.cell import metrics_of as ranking_metrics
 from tackboard.bench.quality.cells import Cell, Work
 from tackboard.bench.transfer.data import VALIDATION_USERS, YES, Examples, additive_means, task_dataset
 from tackboard.checkpoint.store import CheckpointStore, find_checkpoint
-from tackboard.checkpoint.trained import load_trained
+from tackboard.checkpoint.trained import load_trained, stored_parameters
 from tackboard.core.errors import DataError, UsageError
 from tackboard.core.files import read_json, remove_directory
 from tackboard.core.progress import say
@@ -44,6 +44,7 @@ from tackboard.features.feature_set import FILE_NAME as FEATURES
 from tackboard.metrics.binary import UserResamples, auc_of_users, log_losses, logit
 from tackboard.models.pinfm import PinFMConfig
 from tackboard.models.ranker import HeadConfig, RankerConfig
+from tackboard.models.stored_parameters import load_parameters
 from tackboard.train.config import RunConfig, StartConfig, TrainingConfig, config_to_json, features_for
 from tackboard.train.optimizers import OptimizerConfig
 from tackboard.train.trainer import Trainer
@@ -130,7 +131,7 @@ def run_transfer(work: Work, cell: Cell, machine: Machine) -> Outcome:
     if best.validation.best_step is None:
         raise DataError(f"every validation loss of {cell.label} was infinite or not a number")
     trained = load_trained(find_checkpoint(best.run.path))
-    best.model.load_state_dict(trained.tensors["dense"] | trained.tensors["tables"])
+    load_parameters(best.model, stored_parameters(trained), trained.path)
     hashing = config.model.tables
     metrics, arrays = judged(answer(best.model, config.data.steps(source, hashing, config.seed, part="test")))
     for run in runs:  # All runs have ended, so each keeps only its best checkpoint.

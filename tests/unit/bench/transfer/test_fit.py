@@ -23,12 +23,13 @@ from tackboard.bench.quality.study_plan import Options, StudyContext
 from tackboard.bench.transfer.fit import ARMS, FitSettings, arm_config, judged, open_examples
 from tackboard.bench.transfer.study import transfer
 from tackboard.checkpoint.store import find_checkpoint
-from tackboard.checkpoint.trained import load_trained
+from tackboard.checkpoint.trained import load_trained, stored_parameters
 from tackboard.core.errors import DataError, UsageError
 from tackboard.evaluation.labelled_requests import METRICS, ScoredCandidates
 from tackboard.events.dataset import write_dataset
 from tackboard.events.public.publisher import canonical_events
 from tackboard.metrics.binary import interval
+from tackboard.models.changed_rows import whole_tensor
 from tackboard.train.config import config_from_json
 
 CPU = Machine(device="cpu", num_threads=1)
@@ -83,7 +84,7 @@ def with_protocol(cell: Cell, **changes: Any) -> Cell:
 
 def parameters_at(path: Path) -> dict[str, torch.Tensor]:
     trained = load_trained(find_checkpoint(path))
-    return trained.tensors["dense"] | trained.tensors["tables"]
+    return {name: whole_tensor(stored) for name, stored in stored_parameters(trained).items()}
 
 
 def test_every_stage_runs_and_arms_move_what_they_should(cells: tuple[Work, list[Cell]]) -> None:

@@ -1,0 +1,106 @@
+"""Tables in checkpoints: names and checks of tensors of which only the changed rows are stored.
+
+A tensor NAME is stored whole as NAME, or as two tensors: `NAME:rows` (positions in the whole table, rising, int32 or
+int64) and `NAME:values`. state.json says for each table which rows are fresh:
+
+    "fresh_rows": {"item_tables.weight": {"key": 1234, "std": 0.1, "num_rows": 8000000}}
+
+The optimiser's sums `adagrad.item_tables` have the same rows and are 0 elsewhere. Decided: the smaller form is written.
+A file from outside can be wrong, so positions are checked before any row is written to them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from tackboard.core.config import convert
+from tackboard.core.errors import DataError
+from tackboard.models.changed_rows import ChangedRows, Stored
+from tackboard.ops.fresh_rows import FreshRows
+
+ROWS, VALUES = ":rows", ":values"
+SUMS = "adagrad."
+_FIELDS = {"key": int, "std": float, "num_rows": int}
+_INT32_ROWS = 1 << 31
+
+
+def rows_dtype(num_rows: int) -> torch.dtype:
+    """Returns the type of positions in a table of `num_rows` rows."""
+    return torch.int32 if num_rows <= _INT32_ROWS else torch.int64
+
+
+def is_smaller(num_changed: int, num_rows: int, row_bytes: int) -> bool:
+    """Returns whether the changed rows with their positions take fewer bytes than the whole table."""
+    return num_changed * (row_bytes + rows_dtype(num_rows).itemsize) < num_rows * row_bytes
+
+
+def encode(tensors: Mapping[str, Stored]) -> dict[str, torch.Tensor]:
+    """Returns the tensors of a file: a tensor that is given by its changed rows becomes two tensors."""
+    encoded: dict[str, torch.Tensor] = {}
+    for name, stored in tensors.items():
+        if isinstance(stored, ChangedRows):
+            encoded |= {name + ROWS: stored.rows_N, name + VALUES: stored.values_Nd}
+        else:
+            encoded[name] = stored
+    return encoded
+
+
+def decode(tensors: Mapping[str, torch.Tensor], described: Mapping[str, Any]) -> dict[str, Stored]:
+    """Does the reverse of `encode`. `described` is `fresh_rows` of state.json. Raises DataError if the two disagree."""
+    decoded: dict[str, Stored] = {}
+    for name, tensor in tensors.items():
+        if name.endswith(ROWS):
+            whole = name.removesuffix(ROWS)
+            if whole + VALUES not in tensors:
+                raise DataError(f"{whole}{VALUES} is missing")
+            decoded[whole] = _changed_rows(whole, tensor, tensors[whole + VALUES], described)
+        elif not (name.endswith(VALUES) and name.removesuffix(VALUES) + ROWS in tensors):
+            decoded[name] = tensor
+    return decoded
+
+
+def describe(fresh: Mapping[str, tuple[FreshRows, int]]) -> dict[str, Any]:
+    """Returns `fresh_rows` of state.json from the fresh rows and the number of rows of each table."""
+    return {name: {"key": rows.key, "std": rows.std, "num_rows": number} for name, (rows, number) in fresh.items()}
+
+
+def fresh_rows_of(described: Mapping[str, Any], table: str) -> tuple[FreshRows, int]:
+    """Returns the fresh rows and the number of rows of a table, from `fresh_rows` of state.json."""
+    content = described.get(table)
+    if not isinstance(content, dict) or set(content) != set(_FIELDS):
+        raise DataError(f"fresh_rows.{table} = {str(content)[:80]}", allowed=f"needed: {', '.join(_FIELDS)}")
+    values = {field: convert(content[field], hint, f"fresh_rows.{table}.{field}") for field, hint in _FIELDS.items()}
+    is_whole = -(1 << 63) <= values["key"] < 1 << 63 and 0 <= values["num_rows"] < 1 << 48
+    if not is_whole or not 0 <= values["std"] < math.inf:
+        raise DataError(f"fresh_rows.{table} = {str(content)[:80]} is out of range")
+    return FreshRows(values["key"], values["std"]), values["num_rows"]
+
+
+def _changed_rows(
+    name: str, rows_N: torch.Tensor, values_Nd: torch.Tensor, described: Mapping[str, Any]
+) -> ChangedRows:
+    is_sum = name.startswith(SUMS)
+    table = f"{name.removeprefix(SUMS)}.weight".removeprefix(".") if is_sum else name
+    fresh, num_rows = fresh_rows_of(described, table)
+    num_dimensions = 1 if is_sum else 2
+    if rows_N.dim() != 1 or values_Nd.dim() != num_dimensions or len(rows_N) != len(values_Nd):
+        raise DataError(f"{name} has {tuple(rows_N.shape)} positions and {tuple(values_Nd.shape)} values")
+    if rows_N.dtype != rows_dtype(num_rows) or not values_Nd.is_floating_point():
+        raise DataError(f"{name} has positions of type {rows_N.dtype} and values of type {values_Nd.dtype}")
+    _check_positions(name, rows_N.split(1 << 22), num_rows)
+    return ChangedRows(rows_N, values_Nd, num_rows, None if is_sum else fresh)
+
+
+def _check_positions(name: str, blocks: Iterable[torch.Tensor], num_rows: int) -> None:
+    """Raises DataError unless positions rise and lie in the table."""
+    last = -1
+    for rows_B in blocks:
+        if not len(rows_B):
+            continue
+        if int(rows_B[0]) <= last or not bool((rows_B[1:] > rows_B[:-1]).all()) or int(rows_B[-1]) >= num_rows:
+            raise DataError(f"{name}{ROWS} must rise from 0 to at most {num_rows - 1}")
+        last = int(rows_B[-1])

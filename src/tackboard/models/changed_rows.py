@@ -1,0 +1,95 @@
+"""A table, or the optimiser's sums of a table, as only those rows that training has changed.
+
+`ChangedRows` holds the positions and values of the changed rows. Every other row is fresh (`ops.fresh_rows`), or 0 in
+the case of sums. Checkpoints store this form. It has the shape and type of the whole table, so that it can be compared
+with a model before memory is allocated. `copy_rows` writes it into an existing tensor, and `whole` makes the table.
+
+Decided: a small file may stand for a large table, so `whole` compares the size of the table with the free memory first.
+Positions are those of the whole table, whatever part of it a process trains, so a checkpoint can be resharded.
+
+Shapes: R rows of the whole table, N changed rows, d width of a row (sums have no second dimension).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+
+from tackboard.core.errors import DataError
+from tackboard.core.machine import available_memory_bytes
+from tackboard.ops.fresh_rows import FreshRows
+
+ROWS_AT_ONCE = 1 << 18
+"""Number of rows that are copied at once."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ChangedRows:
+    """The changed rows of a tensor of `num_rows` rows. `fresh` makes the other rows; None means that they are 0."""
+
+    rows_N: torch.Tensor
+    """Positions, rising; int32 if all positions of the table fit into int32, otherwise int64."""
+    values_Nd: torch.Tensor
+    num_rows: int
+    fresh: FreshRows | None
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the whole tensor."""
+        return torch.Size((self.num_rows, *self.values_Nd.shape[1:]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values_Nd.dtype
+
+    def is_floating_point(self) -> bool:
+        """Returns whether the numbers are floating-point numbers, as torch.Tensor does."""
+        return self.values_Nd.is_floating_point()
+
+    def numel(self) -> int:
+        """Returns the number of elements of the whole tensor."""
+        return math.prod(self.shape)
+
+    def whole(self) -> torch.Tensor:
+        """Returns the whole tensor, in the machine's memory. Raises DataError if there is too little memory."""
+        needed, free = self.numel() * self.values_Nd.itemsize, available_memory_bytes()
+        if needed > free:
+            raise DataError(
+                f"a table of {' × '.join(map(str, self.shape))} needs {needed / 1e9:.1f} GB",
+                allowed=f"this machine has {free / 1e9:.1f} GB of free memory",
+                fix="use a machine with more memory",
+            )
+        whole_Rd = torch.empty(self.shape, dtype=self.dtype)
+        copy_rows(self, whole_Rd)
+        return whole_Rd
+
+
+Stored = torch.Tensor | ChangedRows
+"""A tensor as it is stored: whole, or as its changed rows."""
+
+
+@torch.no_grad()
+def copy_rows(stored: Stored, target_Rd: torch.Tensor) -> None:
+    """Copies a stored tensor into `target_Rd`. No further copy of the whole tensor is made.
+
+    Raises DataError if the two have different shapes.
+    """
+    if stored.shape != target_Rd.shape:
+        raise DataError(f"stored rows have shape {tuple(stored.shape)}, not {tuple(target_Rd.shape)}")
+    if isinstance(stored, torch.Tensor):
+        target_Rd.copy_(stored)
+        return
+    if stored.fresh is None:
+        target_Rd.zero_()
+    else:
+        stored.fresh.fill(target_Rd, dtype=stored.dtype)
+    blocks = zip(stored.rows_N.split(ROWS_AT_ONCE), stored.values_Nd.split(ROWS_AT_ONCE), strict=True)
+    for rows_B, values_Bd in blocks:
+        target_Rd[rows_B.to(target_Rd.device, torch.int64)] = values_Bd.to(target_Rd.device, target_Rd.dtype)
+
+
+def whole_tensor(stored: Stored) -> torch.Tensor:
+    """Returns a stored tensor as a whole. A tensor that is stored whole is returned as it is."""
+    return stored.whole() if isinstance(stored, ChangedRows) else stored

@@ -1,0 +1,59 @@
+"""A table as its changed rows: the whole of it comes back, in place or as a new tensor, within the memory there is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tackboard.core.errors import DataError
+from tackboard.models import changed_rows as module
+from tackboard.models.changed_rows import ChangedRows, copy_rows, whole_tensor
+from tackboard.ops.fresh_rows import FreshRows
+
+FRESH = FreshRows(5, 0.1)
+
+
+def table(dtype: torch.dtype = torch.float16) -> tuple[ChangedRows, torch.Tensor]:
+    whole = torch.empty(1000, 3, dtype=dtype)
+    FRESH.fill(whole)
+    rows = torch.arange(7, 1000, 13, dtype=torch.int32)
+    values = torch.arange(len(rows) * 3, dtype=dtype).view(-1, 3)
+    whole[rows.long()] = values
+    return ChangedRows(rows, values, 1000, FRESH), whole
+
+
+def test_the_whole_table_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROWS_AT_ONCE", 10)
+    changed, whole = table()
+    assert torch.equal(changed.whole(), whole) and torch.equal(whole_tensor(changed), whole)
+    assert whole_tensor(whole) is whole
+    assert (changed.shape, changed.dtype, changed.numel()) == (whole.shape, whole.dtype, whole.numel())
+    assert changed.is_floating_point()
+    target = torch.full((1000, 3), 9.0)
+    copy_rows(changed, target)
+    assert torch.equal(target, whole.float()), "in another type: the stored values, rounded as they were stored"
+    copy_rows(whole + 1, target)
+    assert torch.equal(target, (whole + 1).float())
+
+
+def test_sums_are_0_elsewhere() -> None:
+    sums = ChangedRows(torch.tensor([2, 5]), torch.tensor([1.0, 3.0]), 7, None)
+    target = torch.ones(7)
+    copy_rows(sums, target)
+    assert target.tolist() == [0, 0, 1, 0, 0, 3, 0] == sums.whole().tolist()
+    nothing = ChangedRows(torch.empty(0, dtype=torch.int32), torch.empty(0), 3, None)
+    assert nothing.whole().tolist() == [0, 0, 0]
+
+
+def test_another_shape_and_too_little_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed, whole = table()
+    with pytest.raises(DataError, match=r"shape \(1000, 3\), not \(999, 3\)"):
+        copy_rows(changed, torch.empty(999, 3))
+    with pytest.raises(DataError, match="shape"):
+        copy_rows(whole[:1], whole)
+    monkeypatch.setattr(module, "available_memory_bytes", lambda: 5999)
+    with pytest.raises(DataError, match="a table of 1000 × 3 needs") as caught:
+        changed.whole()
+    assert "free memory" in caught.value.allowed
+    monkeypatch.setattr(module, "available_memory_bytes", lambda: 6000)
+    changed.whole()
