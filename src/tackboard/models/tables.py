@@ -7,9 +7,9 @@ memory and time.
 
 The gradient of a lookup does not go to `weight.grad`. A backward pass appends the looked-up rows and their gradients to
 `HashedTables.pending`. The optimiser applies or drops them once it knows whether the step is good
-(`train.optimizers.RowWiseAdagrad`). So no sparse tensor is made, and the gradient of a half-precision table (fp16, bf16)
-has the precision of the looked-up vectors, where autograd would round it to half precision. Several lookups and several
-backward passes add up.
+(`train.optimizers.RowWiseAdagrad`). So no sparse tensor is made. The gradient has the precision of the looked-up
+vectors, also for a half-precision table (fp16, bf16), where autograd would round it to half precision. Several lookups
+and several backward passes add up.
 
 Decided: fresh rows are drawn in place, and half-precision rows block by block, so that making a table never needs room
 for a second table. With the same seed, a half-precision table begins as the fp32 table rounded to nearest. The type of

@@ -2,9 +2,9 @@
 
 `table_rows` states the contract. Decided for the CPU, by measurement: a row and its place are packed into one 64-bit
 number and sorted by NumPy, whose sort of numbers is several times faster than torch's sort with places. The packed
-numbers are all different, so equal rows stay in their order. Repeated rows are added by `embedding_bag`, which reads the
-gradient in place, adds in that order, and gives each row to one thread. So the result does not depend on the number of
-threads.
+numbers are all different, so equal rows stay in their order. Repeated rows are added by `embedding_bag`, which reads
+the gradient in place, adds in that order, and gives each row to one thread. So the result does not depend on the number
+of threads.
 
 Shapes: M items, k sub-tables, D = k × d, R rows of the weight, d width of a row, L looked-up rows, U distinct rows.
 """

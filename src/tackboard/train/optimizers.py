@@ -85,7 +85,7 @@ def learning_rate_share(step: int, total_steps: int, config: OptimizerConfig) ->
 class RowWiseAdagrad:
     """Row-wise Adagrad for one table. It applies or drops the gradients that backward passes left with the table.
 
-    A model may also read the weight without a lookup, for example as its output layer. Then `weight.grad` is applied too.
+    A model may also read the weight without a lookup, for example as its output layer. `weight.grad` is applied too.
     The learning rate and the rounding key are numbers on the device of the table: set them with `fill_`, which does not
     wait for the device. So a CUDA graph can hold an update.
     """
