@@ -88,6 +88,13 @@ class HashedTables(nn.Module):
             return vectors_MD
         return lookup(self.weight.detach(), item_rows_MK, self.first_rows, dtype)[0]
 
+    def pending_gradient(self) -> torch.Tensor:
+        """Returns the sum of the pending gradients as a dense fp32 matrix [R, d]: for tests and small tables."""
+        gradient_Rd = torch.zeros(self.weight.shape, device=self.weight.device)
+        for rows_L, values_Ld in self.pending:
+            gradient_Rd.index_add_(0, rows_L.clamp_min(0), values_Ld.float() * (rows_L >= 0)[:, None])
+        return gradient_Rd
+
 
 class _Lookup(torch.autograd.Function):
     """Looks rows up. The backward pass appends the rows and their gradients to a list; the weight gets no gradient."""

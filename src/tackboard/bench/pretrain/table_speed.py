@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -223,7 +224,7 @@ def _milliseconds(step: Step, batches: list[torch.Tensor], gradient_MD: torch.Te
         step(batches[number % len(batches)], gradient_MD)
         mark.record()
     torch.cuda.synchronize()
-    return statistics.median(earlier.elapsed_time(later) for earlier, later in zip(marks, marks[1:], strict=False))
+    return statistics.median(earlier.elapsed_time(later) for earlier, later in itertools.pairwise(marks))
 
 
 def _wait(device: torch.device) -> None:
