@@ -25,8 +25,12 @@ def update(weight: torch.Tensor, sums: torch.Tensor, rows: torch.Tensor, gradien
     reference.row_wise_adagrad_(weight, sums, rows, gradient, clip_element=1.5, eps=1e-8, **settings)
 
 
+@pytest.mark.parametrize("block", [1, 35, 1 << 16])
 @pytest.mark.parametrize("storage", STORAGES)
-def test_an_update_equals_a_loop_over_entries(storage: torch.dtype) -> None:
+def test_an_update_equals_a_loop_over_entries(
+    storage: torch.dtype, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reference, "BLOCK_ELEMENTS", block)
     rows, gradient = entries(200, 30, 5)
     weight, sums = torch.ones(30, 5, dtype=storage), torch.full((30,), 0.25)
     expected, expected_sums = weight.clone(), sums.clone()
