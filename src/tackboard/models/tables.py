@@ -7,9 +7,9 @@ memory and time.
 
 The gradient of a lookup does not go to `weight.grad`. A backward pass appends the looked-up rows and their gradients to
 `HashedTables.pending`. The optimiser applies or drops them once it knows whether the step is good
-(`train.optimizers.RowWiseAdagrad`). So no sparse tensor is made, and the gradient of a half-precision table (fp16,
-bf16) has the precision of the looked-up vectors, where autograd would round it to half precision. Several lookups and
-several backward passes add up.
+(`train.optimizers.RowWiseAdagrad`). So no sparse tensor is made. The gradient has the precision of the looked-up
+vectors, also for a half-precision table (fp16, bf16), where autograd would round it to half precision. Several lookups
+and several backward passes add up.
 
 Decided: fresh rows are a function of a key and their position (`ops.fresh_rows`). The key is drawn when the table is
 made. So with the same seed a table begins with the same rows on any device, and a half-precision table begins as the
@@ -94,6 +94,13 @@ class HashedTables(nn.Module):
             vectors_MD: torch.Tensor = _Lookup.apply(self.weight, item_rows_MK, self.first_rows, dtype, self.pending)
             return vectors_MD
         return lookup(self.weight.detach(), item_rows_MK, self.first_rows, dtype)[0]
+
+    def pending_gradient(self) -> torch.Tensor:
+        """Returns the sum of the pending gradients as a dense fp32 matrix [R, d]: for tests and small tables."""
+        gradient_Rd = torch.zeros(self.weight.shape, device=self.weight.device)
+        for rows_L, values_Ld in self.pending:
+            gradient_Rd.index_add_(0, rows_L.clamp_min(0), values_Ld.float() * (rows_L >= 0)[:, None])
+        return gradient_Rd
 
 
 class _Lookup(torch.autograd.Function):

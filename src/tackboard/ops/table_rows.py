@@ -23,7 +23,6 @@ from types import ModuleType
 import torch
 
 from tackboard.core.errors import DataError
-from tackboard.core.progress import say
 from tackboard.ops import table_rows_reference
 
 STORAGES = (torch.float32, torch.float16, torch.bfloat16)
@@ -38,8 +37,8 @@ def lookup(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the vectors of items [M, D] as `dtype`, and the rows of the weight that were read [L].
 
-    Sub-table k begins at row `first_rows_K[k]` of the weight. The rows are int32 if the weight has fewer than 2^31
-    rows, because narrow keys are sorted faster, else int64. Padding has row -1.
+    Sub-table k begins at row `first_rows_K[k]` of the weight. The returned rows are int32 if the weight has fewer than
+    2^31 rows, because narrow numbers are sorted faster, else int64. Padding has row -1.
     """
     if weight_Rd.dtype not in STORAGES or dtype not in OUTPUTS:
         raise DataError(
@@ -108,5 +107,7 @@ def _implementation(is_cuda: bool) -> ModuleType:  # noqa: FBT001
 
         return table_rows_triton
     if is_cuda:
+        from tackboard.core.progress import say
+
         say("warning: Triton is not installed, so tables are updated by plain PyTorch, which is slower and waits")
     return table_rows_reference

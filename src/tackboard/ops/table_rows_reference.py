@@ -19,6 +19,8 @@ from tackboard.ops.stochastic_rounding import FORMATS, stochastic_round
 
 MOST_NARROW_ROWS = (1 << 31) - 1
 """Largest number of rows that int32 can number."""
+BLOCK_ELEMENTS = 1 << 16
+"""Number of elements that are updated at once on a CPU, so that the intermediate results stay in its cache."""
 
 
 def row_dtype(num_rows: int) -> torch.dtype:
@@ -63,9 +65,31 @@ def row_wise_adagrad_(
     rows_L, order_L = rows_L[num_padding:].long(), order_L[num_padding:]
     if not len(rows_L):
         return
+    gradient_Ld = gradient_Ld.float()
     rows_U, counts_U = torch.unique_consecutive(rows_L, return_counts=True)
-    starts_U = counts_U.cumsum(0) - counts_U
-    total_Ud = functional.embedding_bag(order_L, gradient_Ld.float(), starts_U, mode="sum")
+    ends_U = counts_U.cumsum(0)
+    block = len(rows_U) if rows_L.is_cuda else max(1, BLOCK_ELEMENTS // weight_Rd.shape[1])
+    end = 0
+    for first in range(0, len(rows_U), block):
+        own = slice(first, first + block)
+        start, end = end, int(ends_U[own][-1])
+        total_Ud = functional.embedding_bag(
+            order_L[start:end], gradient_Ld, ends_U[own] - counts_U[own] - start, mode="sum"
+        )
+        _update(weight_Rd, sums_R, rows_U[own], total_Ud, learning_rate, clip_element, eps, rounding_key)
+
+
+def _update(
+    weight_Rd: torch.Tensor,
+    sums_R: torch.Tensor,
+    rows_U: torch.Tensor,
+    total_Ud: torch.Tensor,
+    learning_rate: torch.Tensor,
+    clip_element: float,
+    eps: float,
+    rounding_key: torch.Tensor | int,
+) -> None:
+    """Moves distinct rows by the totals of their gradients, which are overwritten."""
     total_Ud.clamp_(-clip_element, clip_element)
     sums_U = sums_R.index_select(0, rows_U).add_(total_Ud.square().mean(dim=1))
     sums_R.index_copy_(0, rows_U, sums_U)

@@ -4,12 +4,12 @@ A lookup is one kernel: it adds the first row of the sub-table, gathers, convert
 update sorts the rows and starts two kernels. Each program of the first kernel owns a tile of TILE_ENTRIES sorted
 entries. It adds the gradients of each row in the tile. A row that lies within the tile is updated at once; the partial
 sum of a row that crosses an edge of the tile goes to scratch memory. The second kernel has one program per tile. If a
-row begins in the tile and leaves it, the program adds up the partial sums of the row and updates it. So a row repeated
-10,000 times is added up by 313 programs, and every order of additions is fixed.
+row begins in the tile and leaves it, the program adds up the partial sums of the row and updates it. So a row that is
+repeated 10,000 times is added up by 313 programs, and every order of additions is fixed.
 
 Decided: division and square root are rounded as on the CPU (`div_rn`, `sqrt_rn`), and rounding to half precision is
-`ops.stochastic_rounding` in integers, so a row that is looked up once gets the same bits on both devices, up to the
-order in which its mean square is added.
+`ops.stochastic_rounding` in integers. So a row that is looked up once gets the same bits on both devices, except for
+the order in which the squares of its elements are added.
 
 Shapes: M items, k sub-tables, D = k × d, R rows of the weight, d width of a row, L entries (looked-up rows), E entries
 of a program, C columns of a program (d, raised to a power of two), T tiles.

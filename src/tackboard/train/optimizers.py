@@ -88,9 +88,9 @@ def learning_rate_shares(steps_S: torch.Tensor, total_steps: int, config: Optimi
 class RowWiseAdagrad:
     """Row-wise Adagrad for one table. It applies or drops the gradients that backward passes left with the table.
 
-    A model may also read the weight without a lookup, for example as its output layer. Then `weight.grad` is applied
-    too. The learning rate and the rounding key are numbers on the device of the table: set them with `fill_`, which
-    does not wait for the device. So a CUDA graph can hold an update.
+    A model may also read the weight without a lookup, for example as its output layer. `weight.grad` is applied too.
+    The learning rate and the rounding key are numbers on the device of the table: set them with `fill_`, which does not
+    wait for the device. So a CUDA graph can hold an update.
     """
 
     def __init__(self, table: HashedTables, clip_element: float, eps: float = 1e-8) -> None:

@@ -81,15 +81,8 @@ def some_rows(kind: str, num_rows: int, num: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("kind", "num", "width"),
     [
-        ("distinct", 70, 4),
-        ("one", 65, 3),
-        ("one", 32, 8),
-        ("one", 1, 1),
-        ("mixed", 333, 5),
-        ("mixed", 96, 32),
-        ("mixed", 0, 4),
-        ("none", 40, 2),
-        ("one", 2300, 2),
+        *(("distinct", 70, 4), ("one", 65, 3), ("one", 32, 8), ("one", 1, 1), ("one", 2300, 2)),
+        *(("mixed", 333, 5), ("mixed", 96, 32), ("mixed", 0, 4), ("none", 40, 2)),
     ],
 )
 def test_update(kind: str, num: int, width: int, storage: Any, device: str) -> None:
