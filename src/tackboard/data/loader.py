@@ -120,6 +120,18 @@ class Window:
         return batch if self._negatives is None else self._negatives.add(batch, *self._key, place)
 
 
+class Kept:
+    """Holds what a process prepares once for all windows. Copies of the steps share it; another process starts anew."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.catalogue: tuple[ItemPositions, DistinctItems] | tuple[None, None] | None = None
+        self.whole: PreparedHistories | None = None
+
+    def __reduce__(self) -> tuple[type[Kept], tuple[()]]:
+        return Kept, ()
+
+
 class TrainingSteps(NumberedSteps[SequenceBatch]):
     """Maps a step number to its batch of segments, or to one rank's share of that batch."""
 
@@ -142,9 +154,7 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
         self.seed = seed
         self.uniform_negatives = config.uniform_negatives
         self._quiet = quiet
-        self._held: PreparedHistories | None = None
-        self._catalogue: tuple[ItemPositions, DistinctItems] | tuple[None, None] | None = None
-        self._lock = threading.RLock()
+        self._kept = Kept()
         self.users = PartOfUsers(part, config.validation_share)
         self.index = index_training(
             source, config.max_length, newest_only=self.newest_only, users=self.users, quiet=quiet
@@ -188,33 +198,30 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
             codes=codes,
         )
 
+    def forget_positions(self) -> None:
+        """Makes these steps work without stored positions of items, as for a dataset that cannot store them."""
+        self._kept.catalogue = None, None
+
     def _items_of_catalogue(self) -> tuple[ItemPositions | None, DistinctItems | None]:
         """Returns the stored positions of items and a table of all items, or None twice if they cannot be used."""
-        with self._lock:
-            if self._catalogue is None:
-                self._catalogue = None, None
+        with self._kept.lock:
+            if self._kept.catalogue is None:
+                self._kept.catalogue = None, None
                 num_bytes = len(self.source.catalogue) * self.hashing.num_hashes * ROW_BYTES
                 usable = num_bytes <= MOST_TABLE_BYTES and only_carries_items(self.source.features.plan)
                 positions = item_positions(self.source, quiet=self._quiet) if usable else None
                 if positions is not None:
                     table = ItemTable(self.source.catalogue, self.hashing, self.index.frequencies.log_share)
-                    self._catalogue = positions, DistinctItems(table)
-            return self._catalogue
+                    self._kept.catalogue = positions, DistinctItems(table)
+            return self._kept.catalogue
 
     @property
     def _whole(self) -> PreparedHistories:
         """All segments of a dataset that is a single window, in the order of the dataset."""
-        with self._lock:
-            if self._held is None:
-                self._held = self._prepare(self.plan.buckets_of(0, 0))
-            return self._held
-
-    def __getstate__(self) -> dict[str, object]:
-        return super().__getstate__() | {"_held": None, "_catalogue": None, "_lock": None}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
-        self._lock = threading.RLock()
+        with self._kept.lock:
+            if self._kept.whole is None:
+                self._kept.whole = self._prepare(self.plan.buckets_of(0, 0))
+            return self._kept.whole
 
     @functools.cached_property
     def _negatives(self) -> UniformNegatives | None:

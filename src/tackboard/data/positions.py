@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -40,17 +41,22 @@ class ItemPositions:
     """Reads the stored positions of ranges of events. Threads may share one object; processes may not."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         # The file stays open, so that positions can be read even if another process removes the index.
-        self._file = path.open("rb", buffering=0)
+        self._descriptor = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._descriptor)
 
     def read(self, spans: Spans) -> NDArray[np.int32]:
         """Returns the positions of the events of every span, end to end."""
-        parts = [np.zeros(0, dtype=np.int32)]
+        found = np.empty(sum(last - first for first, last in spans), dtype=DTYPE)
+        rest = memoryview(found.view(np.uint8))
         for first, last in spans:
-            # `pread` does not move the position of the file, which threads share.
-            content = os.pread(self._file.fileno(), (last - first) * DTYPE.itemsize, first * DTYPE.itemsize)
-            parts.append(np.frombuffer(content, DTYPE))
-        return np.concatenate(parts)
+            num_bytes = (last - first) * DTYPE.itemsize
+            # `preadv` does not move the position of the file, which threads share.
+            if os.preadv(self._descriptor, [rest[:num_bytes]], first * DTYPE.itemsize) != num_bytes:
+                raise CorruptFileError(f"{self._path} has become shorter", fix="remove it and start again")
+            rest = rest[num_bytes:]
+        return found
 
 
 def item_positions(source: SequenceSource, *, quiet: bool = True) -> ItemPositions | None:

@@ -126,7 +126,8 @@ def positive_from_last(
     would see events that a test predicts. For a user without positive events, returns -1.
     """
     positions = np.flatnonzero(is_positive)
-    begins, ends = np.searchsorted(positions, offsets[:-1]), np.searchsorted(positions, offsets[1:])
+    bounds = positions.searchsorted(offsets)
+    begins, ends = bounds[:-1], bounds[1:]
     found = np.full(len(offsets) - 1, -1, dtype=np.int64)
     some = ends > begins
     found[some] = positions[np.maximum(begins, ends - number)[some]]

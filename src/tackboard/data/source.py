@@ -43,6 +43,8 @@ from tackboard.features.types import FLOAT
 
 Spans = list[tuple[int, int]]
 """Ranges of rows [first, last)."""
+Codes = Callable[[Spans], NDArray[np.int32]]
+"""A function from ranges of rows of the events to a number for each of these events."""
 
 
 class ReadCounters:
@@ -152,13 +154,11 @@ class SequenceSource:
         return UserRanges.cut(
             user_ids=users[starts],
             offsets=np.append(starts, len(users)).astype(np.int64),
-            is_positive=positive[actions.indices.to_numpy()],
+            is_positive=positive.take(actions.indices.to_numpy()),  # `take` is twice as fast as indexing.
             held_out=self.held_out,
         )
 
-    def read(
-        self, buckets: Sequence[int] | NDArray[np.int64] | None = None, codes: Callable[[Spans], NDArray[Any]] | None = None
-    ) -> Sequences:
+    def read(self, buckets: Sequence[int] | NDArray[np.int64] | None = None, codes: Codes | None = None) -> Sequences:
         """Reads the sequences of the users of `buckets`, which are in ascending order; None means all users.
 
         Without `buckets`, times are always read to check their order. `index_training` checks the order of single
@@ -171,6 +171,8 @@ class SequenceSource:
         table = self.read_columns(spans, [name for name in names if codes is None or name != "item_id"])
         if codes is not None:
             table = table.append_column("item_id", pa.array(codes(spans)))
+        # Columns are joined once, because each use of a column in several parts would join them again.
+        table = table.unify_dictionaries().combine_chunks()
         users = self.ranges_of_users(table)
         events = EventTable.from_arrow(table, self.features.plan)
         return Sequences(

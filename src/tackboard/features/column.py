@@ -163,7 +163,7 @@ def ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.
         return np.arange(starts[0], starts[0] + lengths[0], dtype=np.int64)
     ends = np.cumsum(lengths)
     indices = np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64)
-    indices += np.repeat(starts - ends + lengths, lengths)
+    indices += (starts - ends + lengths).repeat(lengths)
     return indices
 
 
