@@ -49,7 +49,7 @@ class ItemPositions:
     def read(self, spans: Spans) -> NDArray[np.int32]:
         """Returns the positions of the events of every span, end to end."""
         found = np.empty(sum(last - first for first, last in spans), dtype=DTYPE)
-        rest = memoryview(found.view(np.uint8))
+        rest = found.view(np.uint8).data
         for first, last in spans:
             num_bytes = (last - first) * DTYPE.itemsize
             # `preadv` does not move the position of the file, which threads share.
@@ -102,6 +102,6 @@ def _store(place: Path, source: SequenceSource, *, quiet: bool) -> None:
     ):
         with (folder / FILE_NAME).open("wb") as file:
             for table in source.dataset.event_chunks(["item_id"]):
-                file.write(positions_of(numpy_column(table, "item_id"), source).astype(DTYPE))
+                positions_of(numpy_column(table, "item_id"), source).astype(DTYPE).tofile(file)
                 progress.advance(table.num_rows)
         write_manifest(folder, KIND, meant=[FILE_NAME])
