@@ -1,8 +1,9 @@
 """Stores for each event the position of its item in the sorted catalogue, so that training need not look up items.
 
-A training batch needs the rows and shares of its distinct items. To find them from item ids, a window had to be
-dictionary-encoded, which cost more than to decode it. The position of an event's item never changes, because a snapshot
-never changes. So positions are computed once, in one pass over the items of the events, and stored beside the snapshot:
+A training batch needs the rows and shares of its distinct items. To find them from item ids, the items of a window must
+be dictionary-encoded and hashed, which costs more than to decode the window. The position of an event's item never
+changes, because a snapshot never changes. So positions are computed once, in one pass over the items of the events, and
+stored beside the snapshot:
 
     datasets/<name>/index/<snapshot>/<hash>/   item_positions (little-endian int32, one per event) · MANIFEST.json
 
