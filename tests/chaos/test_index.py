@@ -1,6 +1,6 @@
 """A writer of a training index that is killed, or whose disk fails, leaves none or a whole one; training goes on.
 
-`train --dry-run` makes an index and nothing else.
+`train --dry-run` makes an index of counts, then the positions of items, and nothing else.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tackboard.core.manifest import verify_manifest
-from tackboard.data.index import KIND
+from tackboard.core.manifest import read_manifest, verify_manifest
+from tackboard.data.index import KIND as COUNTS
+from tackboard.data.positions import KIND as POSITIONS
 from tackboard.events.dataset import INDEX, open_dataset
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ else:
 
 KILLED = -9
 RECIPE = f"{Path(__file__).parent / 'small_recipe.py'}:recipe"
-QUICK = ("item_counts:after-fsync", "DIGEST:before-rename")
+QUICK = ("item_counts:after-fsync", "COUNTS:before-rename", "POSITIONS:before-rename")
 
 
 class World:
@@ -42,17 +43,18 @@ class World:
         options = ["--set", f"data.dataset={self.folder}", "--dry-run", "--json"]
         return self.nursery.run(["train", RECIPE, *options], **order)
 
-    def indexes(self) -> list[Path]:
-        found = list(self.place.glob("[!.]*"))
-        for path in found:
-            verify_manifest(path, KIND)
-        return found
+    def kept(self) -> dict[str, str]:
+        """The name of each whole folder, by its kind."""
+        kinds = {path: read_manifest(path)["kind"] for path in self.place.glob("[!.]*")}
+        for path, kind in kinds.items():
+            verify_manifest(path, kind)
+        return {kind: path.name for path, kind in kinds.items()}
 
     def finish(self, figures: str) -> None:
-        """Whatever was left, the next look sees the same and leaves one whole index, perhaps beside an empty lock."""
+        """Whatever was left, the next look sees the same and leaves both folders whole, perhaps beside empty locks."""
         outcome = self.look()
         assert (outcome.code, outcome.log) == (0, figures)
-        assert len(self.indexes()) == 1
+        assert set(self.kept()) == {COUNTS, POSITIONS}
         assert {path.suffix for path in self.place.glob(".*")} <= {".lock"}, "what a killed writer left is gone"
 
 
@@ -63,22 +65,29 @@ def undisturbed(nursery: Nursery) -> tuple[str, Counter[str]]:
     world = World(nursery, "undisturbed")
     outcome = world.look(points=str(record))
     assert outcome.code == 0, outcome.log
-    (index,) = world.indexes()
+    kept = world.kept()
     world.finish(outcome.log)
-    points = Counter(line.replace(index.name, "DIGEST") for line in record.read_text().splitlines())
+    lines = record.read_text().replace(kept[COUNTS], "COUNTS").replace(kept[POSITIONS], "POSITIONS").splitlines()
+    points = Counter(lines)
     assert set(QUICK) <= set(points)
     return outcome.log, points
 
 
 def disturb(nursery: Nursery, undisturbed: tuple[str, Counter[str]], point: str, action: str) -> None:
     world = World(nursery, f"{action}-{point}")
-    digest = next((nursery.folder / "indexed" / "undisturbed" / INDEX).glob("*/*")).name
-    outcome = world.look(at=[point.replace("DIGEST", digest), 1], action=action)
+    names = {
+        read_manifest(path)["kind"]: path.name for path in (world.folder.parent / "undisturbed").glob(f"{INDEX}/*/*")
+    }
+    place = point.replace("COUNTS", names[COUNTS]).replace("POSITIONS", names[POSITIONS])
+    outcome = world.look(at=[place, 1], action=action)
     if action == "kill":
         assert outcome.code == KILLED, outcome.log
     else:
         assert (outcome.code, outcome.log) == (0, undisturbed[0]), "an index that cannot be kept is no error"
-    assert len(world.indexes()) == (point in ("DIGEST:after-rename",))
+    counted = not point.startswith(("item_positions:", "POSITIONS:"))
+    expected = {POSITIONS} if counted and action != "kill" else set() if counted else {COUNTS}
+    after = {"COUNTS:after-rename": COUNTS, "POSITIONS:after-rename": POSITIONS}
+    assert set(world.kept()) == expected | ({after[point]} if point in after else set())
     world.finish(undisturbed[0])
 
 

@@ -1,7 +1,7 @@
 """Builds batches from columns of the unified feature representation, for training and for scoring.
 
     make_batch          one batch of histories, for evaluation; slower than `PreparedHistories`, with the same result
-    PreparedHistories   many histories, prepared once; a batch is a slice of them
+    PreparedHistories   many histories, prepared once; a batch only copies some of them
     make_request        one request with its candidates, as a server receives it
     make_requests       several requests whose distinct items are known already
     with_items          a batch of histories with further items, such as drawn negatives
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tackboard.batch.batches import Feature, Jagged, RequestBatch, SequenceBatch, take_rows
+from tackboard.batch.batches import Feature, Jagged, RequestBatch, SequenceBatch
 from tackboard.batch.items import DistinctItems, ItemTable, LogShares, distinct_items
 from tackboard.batch.rows import HashConfig
 from tackboard.core.errors import DataError
@@ -52,60 +52,54 @@ def make_batch(
 
 
 class PreparedHistories:
-    """Holds histories end to end, with all results that do not depend on how histories are cut into batches."""
+    """Holds histories with all results that do not depend on how the histories are cut into batches.
+
+    A history is a run of events of flat columns. The columns stay in the order of the dataset, and a batch gathers its
+    own events. To put all events into the order of the batches first would copy every event twice.
+    """
 
     def __init__(
         self,
         *,
-        history: Column,
-        hashing: HashConfig,
+        events: Column,
+        starts: NDArray[np.int64],
+        lengths: NDArray[np.int64],
         users: NDArray[np.int64],
         request: Columns,
         is_positive: NDArray[np.bool_],
-        log_q: LogShares | None = None,
+        items: DistinctItems,
+        codes: NDArray[np.int64],
     ) -> None:
-        """See `make_batch`."""
-        self.offsets = _offsets(history)
-        self._items = DistinctItems(item_column(history).values, hashing, log_q)
-        self._codes = self._items.codes
-        self._users = torch.from_numpy(users)
-        self._is_positive = torch.from_numpy(is_positive)
-        self._columns = _columns(history)
-        self._request = features_of(request)
+        """History b has lengths[b] events from index starts[b] on, and belongs to the user users[b].
+
+        `events` is a sequence column; only the elements of its columns are used, end to end. `request`, `is_positive`
+        and `codes` have an element for each of these events; `codes` says which of `items` the item of an event is.
+        """
+        self.lengths = lengths
+        self._starts, self._users = starts, users
+        self._items, self._codes = items, codes
+        self._is_positive = is_positive
+        self._columns = {name: _array(field) for name, field in (events.fields or {}).items() if name != "item"}
+        self._request = request
 
     def in_order(self, order: NDArray[np.int64]) -> PreparedHistories:
         """Returns the same histories, or some of them, in another order, without preparing them again."""
-        lengths = np.diff(self.offsets)[order]
-        events = ranges(self.offsets[:-1][order], lengths)
-        places = torch.from_numpy(events)
         ordered = copy.copy(self)
-        ordered.offsets = offsets_of(lengths)
-        ordered._codes = self._codes.take(events)
+        ordered.lengths, ordered._starts, ordered._users = self.lengths[order], self._starts[order], self._users[order]
         ordered._items = self._items.with_own_scratch()
-        ordered._users = self._users[torch.from_numpy(order)]
-        ordered._is_positive = self._is_positive[places]
-        ordered._columns = {name: tensor[places] for name, tensor in self._columns.items()}
-        ordered._request = {name: take_rows(feature, places) for name, feature in self._request.items()}
         return ordered
 
     def batch(self, begin: int, end: int) -> SequenceBatch:
         """Returns the batch of histories `begin` to `end` - 1, the same batch that `make_batch` would build."""
-        first, last = int(self.offsets[begin]), int(self.offsets[end])
-
-        # These are copies, because a view would keep all histories in memory as long as the batch is used.
-        def part(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor[first:last].clone()
-
-        def rows(feature: Feature) -> Feature:
-            return feature.take(torch.arange(first, last)) if isinstance(feature, Jagged) else part(feature)
-
+        lengths = self.lengths[begin:end]
+        events = ranges(self._starts[begin:end], lengths)
         return SequenceBatch(
-            offsets=torch.from_numpy(self.offsets[begin : end + 1] - first),
-            users=self._users[begin:end].clone(),
-            columns={name: part(tensor) for name, tensor in self._columns.items()},
-            request={name: rows(feature) for name, feature in self._request.items()},
-            is_positive=part(self._is_positive),
-            **self._items.of(self._codes[first:last]),
+            offsets=torch.from_numpy(offsets_of(lengths)),
+            users=torch.from_numpy(self._users[begin:end].copy()),
+            columns={name: torch.from_numpy(values.take(events, axis=0)) for name, values in self._columns.items()},
+            request=features_of({name: column.take(events) for name, column in self._request.items()}),
+            is_positive=torch.from_numpy(self._is_positive.take(events)),
+            **self._items.of(self._codes.take(events)),
         )
 
 
@@ -184,11 +178,16 @@ def feature_tensor(column: Column) -> torch.Tensor:
     The elements of a list column are returned end to end. Raises DataError if a value is missing, or if the column
     holds text or sequences.
     """
+    return torch.from_numpy(_array(column).copy())
+
+
+def _array(column: Column) -> NDArray[np.generic]:
+    """Does the same as `feature_tensor`, but does not copy a column that already has the type of its tensor."""
     if column.present is not None and not column.present.all():
         raise DataError(f"a value of a feature of type {column.type} is missing", fix="define it with .fill_missing(…)")
     if column.dictionary is not None or column.fields is not None:
         raise DataError(f"a feature of type {column.type} has no tensor", fix="use .hash_id() or .index_in(…)")
-    return _copied(column.values, np.float32 if column.values.dtype.kind == "f" else column.values.dtype)
+    return column.values.astype(np.float32, copy=False) if column.values.dtype.kind == "f" else column.values
 
 
 def _feature(column: Column) -> Feature:

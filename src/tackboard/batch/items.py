@@ -1,13 +1,16 @@
 """Finds the distinct items of a batch, and for each item its table rows and its share of the training events.
 
-`distinct_items` is simple and slow: it sorts the items of one batch. A window (the buckets that are in memory at a
-time) is cut into many batches. So `DistinctItems` hashes the items of a window once, and then finds the distinct items
-of a batch without sorting:
+`distinct_items` is simple and slow: it sorts the items of one batch and hashes them. `DistinctItems` holds a table of
+items whose rows and shares are already known, such as the whole catalogue. An event names its item by a code, which is
+the item's position in this table. Then the distinct items of a batch are found without sorting all of its events:
 
-    codes     4 0 4 2 0 2 2     the item of each event of the batch, as a position in the window's distinct items
-    scratch   [·]               one entry for each of the window's distinct items; its old content does not matter
+    codes     4 0 4 2 0 2 2     the code of each event of the batch
+    scratch   [·]               one entry for each item of the table; its old content does not matter
               write each event's position at its code; the last write stays  →  one event per item reads it back
               write each distinct item's place in sorted order               →  reading at the codes gives `items`
+
+Codes are stored with the dataset (data/positions.py). If they are not, `coded_items` makes a table and codes for the
+items of a window (the buckets that are in memory at a time). That costs more than the rest of the window.
 """
 
 from __future__ import annotations
@@ -52,20 +55,13 @@ def distinct_items(
 
 
 class DistinctItems:
-    """Holds the distinct items of a window with their rows and shares; `of` finds the distinct items of a batch."""
+    """Holds a table of items; `of` finds the distinct items of a batch. Threads may not share one object."""
 
-    def __init__(self, item_ids: NDArray[np.int64], hashing: HashConfig, log_q: LogShares | None = None) -> None:
-        """`item_ids` holds the item of each event and candidate of the window."""
-        encoded = pa.array(item_ids).dictionary_encode()
-        found = encoded.dictionary.to_numpy()
-        order = np.argsort(found)
-        place = np.empty(len(order), dtype=np.int64)
-        place[order] = np.arange(len(order))
-        # Codes have 64 bits, because NumPy would convert shorter indices at every use.
-        self.codes: NDArray[np.int64] = place.take(encoded.indices.to_numpy())
-        """For each element of `item_ids`, its position in the distinct items."""
-        self._table = ItemTable(found[order], hashing, log_q)
-        self._scratch = np.empty(len(order), dtype=np.int64)
+    def __init__(self, table: ItemTable) -> None:
+        self._ids, self._log_q = table.ids, table.log_q
+        # A row number is below 2^31. With 32 bits, more of a large table stays in the caches.
+        self._rows = table.rows.astype(np.int32)
+        self._scratch = np.empty(len(table.ids), dtype=np.int32)
 
     def with_own_scratch(self) -> DistinctItems:
         """Returns a copy for another thread; it shares the items but has its own scratch array."""
@@ -75,16 +71,29 @@ class DistinctItems:
 
     def of(self, codes: NDArray[np.int64]) -> dict[str, torch.Tensor]:
         """Returns what `distinct_items` returns for the items with these codes."""
-        # `take` and `compress` do the same as indexing, but several times faster for arrays of this size.
-        scratch, positions = self._scratch, np.arange(len(codes))
+        # `take` and `compress` do the same as indexing, but several times faster for arrays of this size. Codes have
+        # 64 bits, because NumPy would convert shorter indices at every use.
+        scratch, positions = self._scratch, np.arange(len(codes), dtype=np.int32)
         scratch[codes] = positions
         found = codes.compress(scratch.take(codes) == positions).astype(np.int32)
         found.sort()  # 32-bit numbers sort in half the time.
         distinct = found.astype(np.int64)
         scratch[distinct] = positions[: len(distinct)]
         return {
-            "items": torch.from_numpy(scratch.take(codes)),
-            "item_ids": torch.from_numpy(self._table.ids.take(distinct)),
-            "item_rows": torch.from_numpy(self._table.rows.take(distinct, axis=0)),
-            "item_log_q": torch.from_numpy(self._table.log_q.take(distinct)),
+            "items": torch.from_numpy(scratch.take(codes).astype(np.int64)),
+            "item_ids": torch.from_numpy(self._ids.take(distinct)),
+            "item_rows": torch.from_numpy(self._rows.take(distinct, axis=0).astype(np.int64)),
+            "item_log_q": torch.from_numpy(self._log_q.take(distinct)),
         }
+
+
+def coded_items(
+    item_ids: NDArray[np.int64], hashing: HashConfig, log_q: LogShares | None = None
+) -> tuple[DistinctItems, NDArray[np.int64]]:
+    """Returns a table of the distinct items of a window, and the code of each element of `item_ids`."""
+    encoded = pa.array(item_ids).dictionary_encode()
+    found = encoded.dictionary.to_numpy()
+    order = np.argsort(found)
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    return DistinctItems(ItemTable(found[order], hashing, log_q)), place.take(encoded.indices.to_numpy())

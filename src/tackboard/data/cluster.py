@@ -38,6 +38,7 @@ from tackboard.core.manifest import read_manifest
 from tackboard.data.loader import TrainingSteps
 from tackboard.data.request_loader import RequestSteps
 from tackboard.data.sequences import Sequences
+from tackboard.data.source import Codes
 
 Steps = TrainingSteps | RequestSteps
 BLOCK_BYTES = 4 << 20
@@ -176,11 +177,11 @@ class SharedReads:
         self._source = source
         self._kept: tuple[list[int], Sequences] | None = None
 
-    def read(self, buckets: NDArray[np.int64]) -> Sequences:
+    def read(self, buckets: NDArray[np.int64], codes: Codes | None = None) -> Sequences:
         """Does the same as `SequenceSource.read`."""
         if self._kept is None or self._kept[0] != buckets.tolist():
             self._kept = None  # Free the old sequences before the new ones are read.
-            self._kept = buckets.tolist(), self._source.read(buckets)
+            self._kept = buckets.tolist(), self._source.read(buckets, codes)
         return self._kept[1]
 
     def __getattr__(self, name: str) -> Any:

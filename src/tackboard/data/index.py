@@ -133,7 +133,7 @@ def counted_once(
 
     `settings` must hold everything that decides the counts. `fits` says whether stored counts fit this dataset.
     """
-    place = _place(source, settings)
+    place = index_place(source, settings)
     counts = None if place is None else _read(place, fits)
     if counts is None:
         counts = count()
@@ -142,7 +142,7 @@ def counted_once(
     return counts
 
 
-def _place(source: SequenceSource, settings: Mapping[str, Any]) -> Path | None:
+def index_place(source: SequenceSource, settings: Mapping[str, Any]) -> Path | None:
     """Returns the folder of the index for these settings, or None if the snapshot has no folder for indices."""
     folder = index_folder(source.dataset.path)
     files = {entry["name"]: entry["sha256"] for entry in source.dataset.manifest["files"]}

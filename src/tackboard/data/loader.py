@@ -1,9 +1,10 @@
 """Makes pretraining batches from segments of histories. Each batch has a step number (see steps.py).
 
 `TrainingSteps` streams batches from disk, a window of buckets at a time. Work that costs more than a copy is done once
-per window: the columns of the history are computed, and distinct items are found and hashed to table rows. A batch is
-then a slice of each column (`batch.builder.PreparedHistories`). `stored_batch` makes a batch from any runs of events in
-memory; it is slow but simple. Evaluation uses `stored_batch`, and tests compare its batches with those of windows.
+per window: the columns of the history are computed. The rows and shares of all items are computed once per run, and the
+position of each event's item among them is stored with the dataset (positions.py). A batch then only copies its events
+(`batch.builder.PreparedHistories`). `stored_batch` makes a batch from any runs of events in memory; it is slow but
+simple. Evaluation uses `stored_batch`, and tests compare its batches with those of windows.
 """
 
 from __future__ import annotations
@@ -21,18 +22,25 @@ from numpy.typing import NDArray
 from tackboard.batch import HashConfig, SequenceBatch
 from tackboard.batch.batches import Batch
 from tackboard.batch.builder import PreparedHistories, make_batch
+from tackboard.batch.items import DistinctItems, ItemTable, coded_items
 from tackboard.core.config import check
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.config import Part, PartOfUsers, StepsConfig
 from tackboard.data.index import ItemFrequencies, index_training
 from tackboard.data.negatives import UniformNegatives
+from tackboard.data.positions import ItemPositions, item_positions
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import SequenceSource, open_sequences
-from tackboard.data.step_plan import Segments, StepPlan, cut_segments
+from tackboard.data.step_plan import StepPlan, cut_segments, runs_of_all
 from tackboard.data.steps import BatchWindow, NumberedSteps
 from tackboard.events.dataset import Dataset
-from tackboard.features.column import offsets_of, ranges
+from tackboard.features.column import ranges
 from tackboard.features.feature_set import FeatureSet
+from tackboard.features.standard import only_carries_items
+
+ROW_BYTES = 4
+MOST_TABLE_BYTES = 1 << 28
+"""If the table rows of all items need more memory than this, each window makes a table of its own items."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,6 +120,18 @@ class Window:
         return batch if self._negatives is None else self._negatives.add(batch, *self._key, place)
 
 
+class Kept:
+    """Holds what a process prepares once for all windows. Copies of the steps share it; another process starts anew."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.catalogue: tuple[ItemPositions, DistinctItems] | tuple[None, None] | None = None
+        self.whole: PreparedHistories | None = None
+
+    def __reduce__(self) -> tuple[type[Kept], tuple[()]]:
+        return Kept, ()
+
+
 class TrainingSteps(NumberedSteps[SequenceBatch]):
     """Maps a step number to its batch of segments, or to one rank's share of that batch."""
 
@@ -133,8 +153,8 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
         self.newest_only = config.segments == "newest"
         self.seed = seed
         self.uniform_negatives = config.uniform_negatives
-        self._held: PreparedHistories | None = None
-        self._lock = threading.Lock()
+        self._quiet = quiet
+        self._kept = Kept()
         self.users = PartOfUsers(part, config.validation_share)
         self.index = index_training(
             source, config.max_length, newest_only=self.newest_only, users=self.users, quiet=quiet
@@ -147,52 +167,61 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
             buckets_per_window=config.window_buckets,
         )
         super().__init__(plan, rank=rank, world_size=world_size)
+        self._items_of_catalogue()
 
     def load_window(self, epoch: int, number: int) -> BatchWindow[SequenceBatch]:
         """Reads the segments of a window's buckets, or this rank's share of them, in the order of the epoch."""
-        if self.plan.num_windows == 1:
-            # The only window is prepared once and not in every epoch; otherwise a GPU would wait longer than it trains.
-            lengths = np.diff(self._whole.offsets)
-            mine, bounds = self.plan.deal(epoch, number, lengths, self.rank, self.world_size)
-            prepared = self._whole.in_order(mine)
-        else:
-            sequences, segments = self._cut(self.plan.buckets_of(epoch, number))
-            mine, bounds = self.plan.deal(epoch, number, segments.lengths, self.rank, self.world_size)
-            prepared = self._prepare(sequences, segments.take(mine))
-        return Window(prepared, bounds, self._negatives, (epoch, number))
+        # The only window is prepared once and not in every epoch; otherwise a GPU would wait longer than it trains.
+        is_only = self.plan.num_windows == 1
+        prepared = self._whole if is_only else self._prepare(self.plan.buckets_of(epoch, number))
+        mine, bounds = self.plan.deal(epoch, number, prepared.lengths, self.rank, self.world_size)
+        return Window(prepared.in_order(mine), bounds, self._negatives, (epoch, number))
 
-    def _prepare(self, sequences: Sequences, segments: Segments) -> PreparedHistories:
-        """Lays segments of `sequences` end to end and prepares them, so that batches can be cut from them."""
-        events = ranges(segments.starts, segments.lengths)
-        return PreparedHistories(
-            history=sequences.histories_of(events, offsets_of(segments.lengths)),
-            hashing=self.hashing,
-            users=sequences.user_ids[segments.users],
-            request={name: column.take(events) for name, column in sequences.request.items()},
-            is_positive=sequences.is_positive.take(events),
-            log_q=self.index.frequencies.log_share,
-        )
-
-    def _cut(self, buckets: NDArray[np.int64]) -> tuple[Sequences, Segments]:
-        sequences = self.source.read(buckets)
+    def _prepare(self, buckets: NDArray[np.int64]) -> PreparedHistories:
+        """Reads the segments of some buckets and prepares them, so that batches can be cut from them."""
+        positions, items = self._items_of_catalogue()
+        sequences = self.source.read(buckets, None if positions is None else positions.read)
         begins, ends = sequences.offsets[:-1], sequences.train_ends
         ends = np.where(self.users.of(sequences.user_ids), ends, begins)
-        return sequences, cut_segments(begins, ends, self.max_length, newest_only=self.newest_only)
+        segments = cut_segments(begins, ends, self.max_length, newest_only=self.newest_only)
+        codes = sequences.item_ids
+        if items is None:
+            items, codes = coded_items(sequences.item_ids, self.hashing, self.index.frequencies.log_share)
+        return PreparedHistories(
+            events=sequences.histories_of(None, runs_of_all(segments, len(codes), self.max_length)),
+            starts=segments.starts,
+            lengths=segments.lengths,
+            users=sequences.user_ids[segments.users],
+            request=sequences.request,
+            is_positive=sequences.is_positive,
+            items=items,
+            codes=codes,
+        )
+
+    def forget_positions(self) -> None:
+        """Makes these steps work without stored positions of items, as for a dataset that cannot store them."""
+        self._kept.catalogue = None, None
+
+    def _items_of_catalogue(self) -> tuple[ItemPositions | None, DistinctItems | None]:
+        """Returns the stored positions of items and a table of all items, or None twice if they cannot be used."""
+        with self._kept.lock:
+            if self._kept.catalogue is None:
+                self._kept.catalogue = None, None
+                num_bytes = len(self.source.catalogue) * self.hashing.num_hashes * ROW_BYTES
+                usable = num_bytes <= MOST_TABLE_BYTES and only_carries_items(self.source.features.plan)
+                positions = item_positions(self.source, quiet=self._quiet) if usable else None
+                if positions is not None:
+                    table = ItemTable(self.source.catalogue, self.hashing, self.index.frequencies.log_share)
+                    self._kept.catalogue = positions, DistinctItems(table)
+            return self._kept.catalogue
 
     @property
     def _whole(self) -> PreparedHistories:
         """All segments of a dataset that is a single window, in the order of the dataset."""
-        with self._lock:
-            if self._held is None:
-                self._held = self._prepare(*self._cut(self.plan.buckets_of(0, 0)))
-            return self._held
-
-    def __getstate__(self) -> dict[str, object]:
-        return super().__getstate__() | {"_held": None, "_lock": None}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
-        self._lock = threading.Lock()
+        with self._kept.lock:
+            if self._kept.whole is None:
+                self._kept.whole = self._prepare(self.plan.buckets_of(0, 0))
+            return self._kept.whole
 
     @functools.cached_property
     def _negatives(self) -> UniformNegatives | None:

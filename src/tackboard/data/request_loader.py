@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from tackboard.batch import HashConfig, RequestBatch
 from tackboard.batch.batches import Batch
 from tackboard.batch.builder import make_requests
-from tackboard.batch.items import DistinctItems
+from tackboard.batch.items import coded_items
 from tackboard.core import keyed_random
 from tackboard.core.config import check, did_you_mean
 from tackboard.core.documents import blaming
@@ -317,7 +317,8 @@ class RequestWindow:
         )
         self._order, self._bounds = deal(self._histories.tokens(self._requests))
         self._num_events = len(self._sequences.item_ids)
-        self._items = DistinctItems(np.concatenate([self._sequences.item_ids, self._requests.item_ids]), hashing)
+        item_ids = np.concatenate([self._sequences.item_ids, self._requests.item_ids])
+        self._items, self._codes = coded_items(item_ids, hashing)
         columns = source.compute(self._sequences, self._requests)
         self._of_requests, self._of_candidates = by_level(source.features, columns)
 
@@ -329,7 +330,7 @@ class RequestWindow:
         events = view.events_of_rows() if len(rows) else np.zeros(0, dtype=np.int64)
         counts = np.diff(table.offsets)[rows]
         candidates = ranges(table.offsets[:-1][rows], counts)
-        codes = np.concatenate([self._items.codes[events], self._items.codes[self._num_events + candidates]])
+        codes = np.concatenate([self._codes[events], self._codes[self._num_events + candidates]])
         return make_requests(
             history=self._sequences.histories_of(events, offsets_of(view.lengths)),
             items=self._items.of(codes),

@@ -89,17 +89,23 @@ class Sequences(UserRanges):
         """
         return self.histories_of(ranges(starts, lengths), offsets_of(lengths))
 
-    def histories_of(self, chosen: NDArray[np.int64], offsets: NDArray[np.int64]) -> Column:
-        """Computes the feature `history`. Row r has the events chosen[offsets[r]:offsets[r + 1]], oldest first."""
+    def histories_of(self, chosen: NDArray[np.int64] | None, offsets: NDArray[np.int64]) -> Column:
+        """Computes the feature `history`. Row r has the events chosen[offsets[r]:offsets[r + 1]], oldest first.
+
+        If `chosen` is None, all events are chosen, in their order, and nothing is copied.
+        """
         num_rows = len(offsets) - 1
+        times, columns = self.events.times, self.events.columns
+        if chosen is not None:
+            times, columns = times.take(chosen), {name: column.take(chosen) for name, column in columns.items()}
         frame = Frame(
             num_requests=num_rows,
             num_candidates=0,
             request_of=None,
             request_ms=None,
-            event_times=self.events.times.take(chosen),
+            event_times=times,
             visible=View(None, offsets[:-1], offsets[1:], np.arange(num_rows), offsets),
-            columns={("event", name): column.take(chosen) for name, column in self.events.columns.items()},
+            columns={("event", name): column for name, column in columns.items()},
         )
         column = self._history.run(frame)[HISTORY]
         kept = next(iter((column.fields or {}).values())).offsets
@@ -120,7 +126,8 @@ def positive_from_last(
     events that a test predicts. If a user has no positive events, returns -1.
     """
     positions = np.flatnonzero(is_positive)
-    begins, ends = np.searchsorted(positions, offsets[:-1]), np.searchsorted(positions, offsets[1:])
+    bounds = positions.searchsorted(offsets)
+    begins, ends = bounds[:-1], bounds[1:]
     found = np.full(len(offsets) - 1, -1, dtype=np.int64)
     some = ends > begins
     found[some] = positions[np.maximum(begins, ends - number)[some]]

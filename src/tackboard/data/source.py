@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from tackboard.core.config import check, did_you_mean
@@ -42,6 +43,8 @@ from tackboard.features.types import FLOAT
 
 Spans = list[tuple[int, int]]
 """Ranges of rows [first, last)."""
+Codes = Callable[[Spans], NDArray[np.int32]]
+"""A function from ranges of rows of the events to a number for each of these events."""
 
 
 class ReadCounters:
@@ -103,6 +106,7 @@ class SequenceSource:
         self._stored, self._computed = ([], []) if of_requests else self._origins_of_request_features()
         self._context_plan = self.features.plan.trimmed(self._computed) if self._computed else None
         self._entities: tuple[EntityTable | None, EntityTable | None] | None = None
+        self._footer: pq.FileMetaData | None = None
 
     @property
     def snapshot(self) -> str:
@@ -124,7 +128,8 @@ class SequenceSource:
 
     def read_columns(self, spans: Spans, columns: Sequence[str]) -> pa.Table:
         """Reads some columns of some rows of the events, and counts what was read."""
-        with contextlib.closing(RowReader(self.dataset.events_path)) as reader:
+        with contextlib.closing(RowReader(self.dataset.events_path, self._footer)) as reader:
+            self._footer = reader.metadata
             table = reader.read(spans, columns)
             self.counters.add(num_rows=table.num_rows, num_bytes=reader.bytes_read)
         return table
@@ -149,19 +154,25 @@ class SequenceSource:
         return UserRanges.cut(
             user_ids=users[starts],
             offsets=np.append(starts, len(users)).astype(np.int64),
-            is_positive=positive[actions.indices.to_numpy()],
+            is_positive=positive.take(actions.indices.to_numpy()),  # `take` is twice as fast as indexing.
             held_out=self.held_out,
         )
 
-    def read(self, buckets: Sequence[int] | NDArray[np.int64] | None = None) -> Sequences:
+    def read(self, buckets: Sequence[int] | NDArray[np.int64] | None = None, codes: Codes | None = None) -> Sequences:
         """Reads the sequences of the users of `buckets`, which are in ascending order; None means all users.
 
         Without `buckets`, times are always read to check their order. `index_training` checks the order of single
-        buckets.
+        buckets. If `codes` is given, it returns a number for each event of some rows, and these numbers take the place
+        of item ids, which are not read. Give it only if the features only carry items (`only_carries_items`).
         """
         spans = self.spans_of(range(self.num_buckets) if buckets is None else buckets)
         more = [*(["context"] if self._reads_context() else []), *(["time_ms"] if buckets is None else [])]
-        table = self.read_columns(spans, list(dict.fromkeys([*self._columns, "action", *more])))
+        names = list(dict.fromkeys([*self._columns, "action", *more]))
+        table = self.read_columns(spans, [name for name in names if codes is None or name != "item_id"])
+        if codes is not None:
+            table = table.append_column("item_id", pa.array(codes(spans)))
+        # Columns are joined once, because each use of a column in several parts would join them again.
+        table = table.unify_dictionaries().combine_chunks()
         users = self.ranges_of_users(table)
         events = EventTable.from_arrow(table, self.features.plan)
         return Sequences(

@@ -66,6 +66,17 @@ def cut_segments(
     return Segments(starts=starts, lengths=stops - starts, users=users)
 
 
+def runs_of_all(segments: Segments, num_events: int, max_length: int) -> NDArray[np.int64]:
+    """Cuts events 0 to `num_events` - 1 into runs of at most `max_length` events, and returns the offsets of the runs.
+
+    Every one of `segments`, which must be in ascending order, becomes a run of its own. The events between them, which
+    are not trained on, become further runs.
+    """
+    begins = np.append(0, segments.starts + segments.lengths)
+    others = cut_segments(begins, np.append(segments.starts, num_events), max_length)
+    return np.append(np.sort(np.concatenate([segments.starts, others.starts])), num_events)
+
+
 class StepPlan:
     """Maps a step number to its epoch, window and place in the window. Numbers continue from epoch to epoch."""
 

@@ -161,8 +161,10 @@ def ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.
     """Returns the indices start, start + 1, …, start + length - 1 of every (start, length), concatenated."""
     if len(starts) == 1:
         return np.arange(starts[0], starts[0] + lengths[0], dtype=np.int64)
-    before = np.cumsum(lengths) - lengths
-    return np.asarray(np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(starts - before, lengths))
+    ends = np.cumsum(lengths)
+    indices = np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64)
+    indices += (starts - ends + lengths).repeat(lengths)
+    return indices
 
 
 def ordered_sum(values: NDArray[np.float64], rows: NDArray[np.int64], num_rows: int) -> NDArray[np.float64]:

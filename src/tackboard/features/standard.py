@@ -157,6 +157,22 @@ def check_finite(features: FeatureSet, columns: Mapping[str, Column]) -> None:
             )
 
 
+def only_carries_items(plan: Plan) -> bool:
+    """Whether the items of events only become the column `item` of the history, and nothing is computed from them.
+
+    Then the history may carry any other number in place of an item's id.
+    """
+    place = plan.features[HISTORY]
+    history = plan.nodes[place]
+    carried = history.args[[name for name, _ in history.type.columns].index(ITEM)]
+    items = [i for i, node in plan.sources() if (node.params["entity"], node.params["column"]) == ("event", ITEM)]
+    if len(items) != 1 or plan.nodes[carried].op != "collect" or plan.nodes[carried].args[1] != items[0]:
+        return False
+    is_checked = {"minimum", "maximum"}.intersection(plan.nodes[items[0]].params)
+    uses = [argument for node in plan.nodes for argument in node.args] + [*plan.features.values()]
+    return not is_checked and uses.count(items[0]) == uses.count(carried) == uses.count(place) == 1
+
+
 def _is_newest(plan: Plan, history: Node, count: int) -> bool:
     """Whether the item column of a sequence holds the items of `events.newest(count)`."""
     place = [name for name, _ in history.type.columns].index(ITEM)

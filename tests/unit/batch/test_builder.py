@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tackboard.batch import HashConfig, Jagged, SequenceBatch, item_rows
 from tackboard.batch.builder import PreparedHistories, feature_tensor, make_batch, make_request
+from tackboard.batch.items import coded_items
 from tackboard.core.errors import DataError
 from tackboard.core.hashing import row_ids
 from tackboard.features.column import Column, sequence_column
@@ -170,10 +171,16 @@ def test_a_slice_of_prepared_histories_is_what_is_built_alone(rows: list[list[in
             "log_q": lambda ids: (ids / 8).astype(np.float32),
         }
 
+    whole = parts(list(range(len(rows))))
+    hashing, log_q = whole.pop("hashing"), whole.pop("log_q")
+    history = whole.pop("history")
+    items, codes = coded_items(history.fields["item"].values, hashing, log_q)
+    offsets = history.fields["item"].offsets
+    runs = {"events": history, "starts": offsets[:-1], "lengths": np.diff(offsets), "items": items, "codes": codes}
     order = data.draw(st.permutations(range(len(rows))))
     begin = data.draw(st.integers(0, len(rows)))
     end = data.draw(st.integers(begin, len(rows)))
-    found = PreparedHistories(**parts(list(range(len(rows))))).in_order(np.array(order)).batch(begin, end)
+    found = PreparedHistories(**whole, **runs).in_order(np.array(order)).batch(begin, end)
     expected = make_batch(**parts(list(order[begin:end])))
     assert all(torch.equal(one, other) for one, other in zip(found.tensors(), expected.tensors(), strict=True))
     assert [tensor.dtype for tensor in found.tensors()] == [tensor.dtype for tensor in expected.tensors()]

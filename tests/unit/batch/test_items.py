@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tackboard.batch import HashConfig, item_rows
-from tackboard.batch.items import DistinctItems, distinct_items
+from tackboard.batch.items import DistinctItems, ItemTable, coded_items, distinct_items
 
 HASHING = HashConfig(num_hashes=3, num_rows=50)
 
@@ -20,12 +20,19 @@ def log_share(ids: NDArray[np.int64]) -> NDArray[np.float32]:
 
 @given(st.lists(st.integers(-5, 5) | st.integers(-(2**63), 2**63 - 1), max_size=40), st.data())
 def test_distinct_items_of_any_part(ids: list[int], data: st.DataObject) -> None:
+    """With a table of the window's own items, and with a table of a catalogue that holds further items."""
     values = np.array(ids, dtype=np.int64)
-    items = DistinctItems(values, HASHING, log_share)
-    for _ in range(3):  # What an earlier batch left behind must not show.
+    more = np.array(data.draw(st.lists(st.integers(-9, 9), max_size=9)), dtype=np.int64)
+    catalogue = np.union1d(values, more)
+    of_catalogue = DistinctItems(ItemTable(catalogue, HASHING, log_share))
+    of_window, codes = coded_items(values, HASHING, log_share)
+    places = catalogue.searchsorted(values)
+    own = of_window.with_own_scratch()
+    for items, numbers in [(of_window, codes), (of_catalogue, places), (own, codes), (of_catalogue, places)]:
+        # The same table is used again: what an earlier batch left behind must not show.
         first = data.draw(st.integers(0, len(ids)))
         last = data.draw(st.integers(first, len(ids)))
-        found = items.of(items.codes[first:last])
+        found = items.of(numbers[first:last])
         distinct, inverse = np.unique(values[first:last], return_inverse=True)
         assert found["item_ids"].tolist() == distinct.tolist()
         assert found["items"].tolist() == inverse.tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import pickle
@@ -20,6 +21,7 @@ from tackboard.data.loader import DataConfig, TrainingSteps, Window, ends_of_his
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import SequenceSource, load_sequences, open_sequences
 from tackboard.features.column import Column
+from tackboard.features.expressions import sequence
 from tackboard.features.feature_set import FeatureSet
 from tackboard.features.language import Events, Request
 from tackboard.features.online_executor import OnlineExecutor
@@ -161,6 +163,46 @@ def test_a_batch_is_what_one_made_of_the_whole_dataset_would_be(steps: TrainingS
         twin = stored_batch(data, users, starts, batch.lengths().numpy(), HASHING, steps.index.frequencies)
         assert as_lists(twin) == as_lists(batch)
     assert steps.plan.num_windows > 2
+
+
+def item_features(vocabulary: Vocabulary) -> FeatureSet:
+    """The history computes something from the items, so the loader cannot carry other numbers in their place."""
+    recent = events.newest(8)
+    history = sequence(
+        item=recent.collect(events.item), time=recent.collect(events.time), own=recent.collect(events.item)
+    )
+    return features_for_model(("history",), vocabulary, 8, FeatureSet("own", history=history))
+
+
+@pytest.mark.parametrize("window_buckets", [2, 100])
+@pytest.mark.parametrize("features", [timed_features, item_features])
+def test_batches_are_the_same_with_and_without_stored_positions(
+    bucketed_dataset: Path, monkeypatch: pytest.MonkeyPatch, window_buckets: int, features: Any
+) -> None:
+    source = open_sequences(bucketed_dataset, ("click", "save"), features=features)
+    config = dataclasses.replace(CONFIG, window_buckets=window_buckets)
+    fast = TrainingSteps(source, config, HASHING, seed=3)
+    carries = features is timed_features
+    assert (fast._items_of_catalogue() == (None, None)) is not carries
+    monkeypatch.setattr("tackboard.data.loader.item_positions", lambda *_arguments, **_options: None)
+    plain = TrainingSteps(source, config, HASHING, seed=3)
+    assert plain._items_of_catalogue() == (None, None)
+    monkeypatch.setattr("tackboard.data.loader.MOST_TABLE_BYTES", 100)
+    large = TrainingSteps(source, config, HASHING, seed=3)
+    for step in range(fast.plan.first_step(2)):
+        assert as_lists(fast[step]) == as_lists(plain[step]) == as_lists(large[step])
+    if not carries:
+        assert fast[0].columns["own"].tolist() == fast[0].item_ids[fast[0].items].tolist()
+
+
+def test_copies_share_what_a_process_prepares_once(source: SequenceSource) -> None:
+    steps = TrainingSteps(source, dataclasses.replace(CONFIG, window_buckets=100), HASHING, seed=3)
+    share = copy.copy(steps)
+    assert as_lists(share[0]) == as_lists(steps[0])
+    assert share._whole is steps._whole
+    sent = pickle.loads(pickle.dumps(steps))
+    assert as_lists(sent[0]) == as_lists(steps[0])
+    assert sent._whole is not steps._whole
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tackboard.core.errors import ConfigError
-from tackboard.data.step_plan import StepPlan, cut_segments, share_of_rank
+from tackboard.data.step_plan import StepPlan, cut_segments, runs_of_all, share_of_rank
 
 GOLDEN_STEPS = [[3, 4], [1, 2], [5, 0], [4, 3], [2, 5], [1, 0]]
 GOLDEN_WINDOWED = [[1, 0], [2], [3, 4], [5], [5, 4], [3]]
@@ -31,6 +33,12 @@ def test_segments_cover_each_training_event_once(users: list[tuple[int, int]], m
     assert covered == [event for begin, end in zip(begins, ends, strict=True) for event in range(begin, end)]
     assert (segments.starts >= begins[segments.users]).all()
     assert (segments.starts + segments.lengths <= ends[segments.users]).all()
+    total = int(sizes.sum())
+    runs = runs_of_all(segments, total, max_length)
+    assert [runs[0], runs[-1]] == [0, total]
+    assert ((np.diff(runs) >= 1) & (np.diff(runs) <= max_length)).all()
+    wanted = zip(segments.starts.tolist(), (segments.starts + segments.lengths).tolist(), strict=True)
+    assert set(wanted) <= set(itertools.pairwise(runs.tolist()))
 
 
 def test_the_newest_segment_is_full_and_the_oldest_takes_the_rest() -> None:

@@ -95,7 +95,9 @@ def test_rows_are_read_by_position_and_only_what_is_needed(tmp_path: Path) -> No
     assert taken["n"].to_pylist() == [299, 300, 301, 5, 6]
     assert taken["lists"].to_pylist() == [[n, n] for n in (299, 300, 301, 5, 6)]
     assert reader.read([(0, 1000)], ["name"])["name"].to_pylist() == names.to_pylist()
-    small, large = RowReader(path), RowReader(path)
+    small, large = RowReader(path), RowReader(path, reader.metadata)
+    assert large.read([(299, 302)], ["n"])["n"].to_pylist() == [299, 300, 301]
+    large.bytes_read = 0
     small.read([(300, 301)], ["n"])
     large.read([(300, 301)], ["n", "name"])
     assert 0 < small.bytes_read < large.bytes_read < path.stat().st_size / 10

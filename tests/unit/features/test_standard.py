@@ -36,6 +36,7 @@ from tackboard.features.standard import (
     check_finite,
     check_readable,
     features_for_model,
+    only_carries_items,
     request_features,
     standard_features,
 )
@@ -290,6 +291,33 @@ WRONG_HISTORIES = {
         "changed ids": newest_8.collect(events.item).take(3),
     }.items()
 }
+
+
+newest_item = newest_8.collect(events.item)
+CARRIED = {
+    "the standard history": (standard_features(VOCABULARY, 8), True),
+    "other features of events": (FeatureSet("shop", history=sequence(item=newest_item), count=events.count()), True),
+    "a candidate's id": (FeatureSet("shop", history=sequence(item=newest_item), own=item.id), True),
+    "twice": (FeatureSet("shop", history=sequence(item=newest_item, same=newest_item)), False),
+    "compared": (
+        FeatureSet(
+            "shop", history=sequence(item=newest_item, five=newest_8.collect(events.item.hash_id() == events.item))
+        ),
+        False,
+    ),
+    "matched": (
+        FeatureSet("shop", history=sequence(item=newest_item), seen=events.matching(events.item, item.id).count()),
+        False,
+    ),
+    "collected": (FeatureSet("shop", history=sequence(item=newest_item), list=newest_item), False),
+    "of other events": (FeatureSet("shop", history=sequence(item=newest_8.collect(events.surface.hash_id()))), False),
+}
+
+
+@pytest.mark.parametrize("name", CARRIED)
+def test_whether_items_are_only_carried(name: str) -> None:
+    features, expected = CARRIED[name]
+    assert only_carries_items(features.plan) is expected
 
 
 @pytest.mark.parametrize("name", WRONG_HISTORIES)

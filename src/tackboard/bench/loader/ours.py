@@ -3,7 +3,8 @@
 memory    keeps the whole dataset in memory and makes every batch with `make_batch`; simple and slow
 streamed  reads a window of buckets at a time and makes every batch with `make_batch`
 columns   computes the columns of the history once per window, and finds distinct items of a batch by sorting
-product   is like `columns`, but finds distinct items with a scratch table; this is the loader that training uses
+encoded   makes a table of the distinct items of a window, and finds the distinct items of a batch with a scratch array
+product   uses one table of all items and the stored position of each event's item; this is what training does
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tackboard.data.sequences import Sequences
 from tackboard.data.step_plan import Segments, cut_segments
 from tackboard.features.column import offsets_of, ranges
 
-VARIANTS = ("memory", "streamed", "columns", "product")
+VARIANTS = ("memory", "streamed", "columns", "encoded", "product")
 
 
 class Contender:
@@ -36,6 +37,8 @@ class Contender:
         kind = {"streamed": StreamedSteps, "columns": ColumnSteps}.get(variant, TrainingSteps)
         self.setting = setting
         self._steps = kind(setting.open(), setting.config, setting.hashing, setting.seed)
+        if variant == "encoded":
+            self._steps.forget_positions()
         self._sequences = self._steps.source.read() if variant == "memory" else None
 
     def epoch(self, number: int, num_workers: int = 0) -> Iterator[SequenceBatch]:

@@ -72,6 +72,7 @@ LADDER = {
     "memory": "the whole dataset in memory, each batch by make_batch",
     "streamed": "windows from disk, each batch by make_batch",
     "columns": "columns of the history once per window, distinct items by sorting",
+    "encoded": "items of a window dictionary-encoded, distinct items by a scratch array",
 }
 WITH_WORKERS = (OURS, "arrow")
 WATCHED = (OURS, "arrow", "hugging_face", "ray")
@@ -82,7 +83,7 @@ SLOWEST = "hugging_face_torch"
 SHOWN_SETTINGS = ("max_length", "tokens_per_step", "window_buckets", "num_hashes", "positive_actions")
 MIB = 2**20
 WORDS = {name: entry.words for name, entry in CONTENDERS.items()} | LADDER
-WORDS["product"] = "distinct items by a scratch table: what training uses"
+WORDS["product"] = "stored positions of items, one table of all items: what training uses"
 Rows = list[tuple[str, ...]]
 
 

@@ -69,7 +69,7 @@ def per_text(column: Column, compute: Callable[[str], Any], dtype: Any) -> NDArr
     """Returns `compute(string)` for every value, as an array of `dtype`. Calls `compute` only once per string."""
     codes, texts = used_texts(column)
     table: NDArray[Any] = np.fromiter((compute(text) for text in texts), dtype=dtype, count=len(texts))
-    return table[codes]
+    return table.take(codes)  # `take` is several times faster than indexing.
 
 
 def text_keys(*columns: Column) -> list[Codes]:

@@ -1,0 +1,108 @@
+"""Stores for each event the position of its item in the sorted catalogue, so that training need not look up items.
+
+A training batch needs the rows and shares of its distinct items. To find them from item ids, the items of a window must
+be dictionary-encoded and hashed, which costs more than to decode the window. The position of an event's item never
+changes, because a snapshot never changes. So positions are computed once, in one pass over the items of the events, and
+stored beside the snapshot:
+
+    datasets/<name>/index/<snapshot>/<hash>/   item_positions (little-endian int32, one per event) · MANIFEST.json
+
+All processes and all later runs read this file; a window reads the ranges of its buckets. Decided: the file is read and
+not memory-mapped, because the pages of a map would count as memory of every process that has touched them. As with the
+other files of the index, a damaged file is made again. If it cannot be stored, training works without it, but slower.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tackboard.core.errors import CorruptFileError, DataError, TackboardError
+from tackboard.core.files import new_directory, remove_directory
+from tackboard.core.manifest import verify_manifest, write_manifest
+from tackboard.core.progress import Progress
+from tackboard.data.index import LONG, index_place
+from tackboard.data.source import SequenceSource, Spans
+from tackboard.events.dataset import ITEMS
+from tackboard.events.schema import numpy_column
+from tackboard.features.entity_tables import find_ids
+
+KIND = "item positions"
+FILE_NAME = "item_positions"
+DTYPE = np.dtype("<i4")
+
+
+class ItemPositions:
+    """Reads the stored positions of ranges of events. Threads may share one object; processes may not."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        # The file stays open, so that positions can be read even if another process removes the index.
+        self._descriptor = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def read(self, spans: Spans) -> NDArray[np.int32]:
+        """Returns the positions of the events of every span, end to end."""
+        found = np.empty(sum(last - first for first, last in spans), dtype=DTYPE)
+        rest = found.view(np.uint8).data
+        for first, last in spans:
+            num_bytes = (last - first) * DTYPE.itemsize
+            # `preadv` does not move the position of the file, which threads share.
+            if os.preadv(self._descriptor, [rest[:num_bytes]], first * DTYPE.itemsize) != num_bytes:
+                raise CorruptFileError(f"{self._path} has become shorter", fix="remove it and start again")
+            rest = rest[num_bytes:]
+        return found
+
+
+def item_positions(source: SequenceSource, *, quiet: bool = True) -> ItemPositions | None:
+    """Opens the positions of a dataset, after storing them if necessary. Returns None if they cannot be stored."""
+    place = index_place(source, {"kind": KIND})
+    if place is None:
+        return None
+    found = _open(place, source)
+    if found is None:
+        # An error leaves nothing behind. For example, another process may have stored the positions at the same time.
+        with contextlib.suppress(OSError, TackboardError):
+            if place.exists():
+                remove_directory(place)
+            _store(place, source, quiet=quiet)
+        found = _open(place, source)
+    return found
+
+
+def positions_of(item_ids: NDArray[np.int64], source: SequenceSource) -> NDArray[np.int32]:
+    """Returns the position of each item in the catalogue. Raises CorruptFileError if the catalogue lacks an item."""
+    encoded = pa.array(item_ids).dictionary_encode()
+    places = find_ids(source.catalogue, encoded.dictionary.to_numpy())
+    if (places < 0).any():
+        raise CorruptFileError(f"{source.dataset.path / ITEMS} lacks items that {source.dataset.events_path} has")
+    return places.astype(np.int32).take(encoded.indices.to_numpy())
+
+
+def _open(place: Path, source: SequenceSource) -> ItemPositions | None:
+    """Opens the stored positions. Returns None if they do not exist, are damaged, or are not of this dataset."""
+    try:
+        verify_manifest(place, KIND)
+        fits = (place / FILE_NAME).stat().st_size == source.dataset.num_events * DTYPE.itemsize
+        return ItemPositions(place / FILE_NAME) if fits else None
+    except (OSError, DataError):
+        return None
+
+
+def _store(place: Path, source: SequenceSource, *, quiet: bool) -> None:
+    num_events = source.dataset.num_events
+    with (
+        new_directory(place) as folder,
+        Progress("finding items", total=num_events, unit="events", quiet=quiet or num_events < LONG) as progress,
+    ):
+        with (folder / FILE_NAME).open("wb") as file:
+            for table in source.dataset.event_chunks(["item_id"]):
+                positions_of(numpy_column(table, "item_id"), source).astype(DTYPE).tofile(file)
+                progress.advance(table.num_rows)
+        write_manifest(folder, KIND, meant=[FILE_NAME])
