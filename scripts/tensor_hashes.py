@@ -35,7 +35,7 @@ def hashes_of(path: Path) -> dict[str, str]:
     }
     for group, tensors in groups.items():
         for name, stored in tensors.items():
-            tensor = whole_tensor(stored)
+            tensor = whole_tensor(stored, checkpoint.path)
             digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
             digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
             found[f"{group}/{name}"] = digest.hexdigest()

@@ -26,6 +26,8 @@ SCORES_FLAT = {
 }
 """By bundle-v2-flat-pinfm and -sasrec, of a request one hour after the last event. Their models were described by flat
 settings, nearly all of them other than the defaults."""
+SCORES_CHANGED_ROWS = [-8.101639747619629, -7.960319995880127, -7.106776714324951, -7.772748947143555]
+"""By checkpoint-v2, of a request one hour after the last event. It holds 20 or fewer of its table's 400 rows."""
 FEATURES_HASH = "d3b30c919600d1bf3e72a38edfb017e9a8bef0188a63a2df25b01bafa19df760"
 """Of bundle-v2's features.json, format version 1."""
 
@@ -117,6 +119,19 @@ def test_bundle_version_2_with_features_version_1(tmp_path: Path) -> None:
     for one in (scorer, exported(GOLDEN / "checkpoint-v1-features", tmp_path)):
         assert one.features.hash == FEATURES_HASH
         assert np.allclose(scores_of(one, HOUR_MS), SCORES_V2, atol=1e-5)
+
+
+def test_checkpoint_version_2_with_changed_rows(tmp_path: Path) -> None:
+    """Its other rows are made from the key in state.json, so this also fixes the values of fresh rows for ever."""
+    from tackboard.checkpoint.trained import load_trained, stored_optimizer, stored_tables
+    from tackboard.models.changed_rows import ChangedRows
+
+    checkpoint = load_trained(GOLDEN / "checkpoint-v2", ("dense", "tables", "optimizer"))
+    stored = stored_tables(checkpoint)["item_tables.weight"], stored_optimizer(checkpoint)["adagrad.item_tables"]
+    assert all(isinstance(each, ChangedRows) and 0 < len(each.rows_N) <= 20 for each in stored)
+    assert [tuple(each.shape) for each in stored] == [(400, 4), (400,)]
+    scorer = exported(GOLDEN / "checkpoint-v2", tmp_path)
+    assert np.allclose(scores_of(scorer, HOUR_MS), SCORES_CHANGED_ROWS, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", SCORES_FLAT)

@@ -89,6 +89,7 @@ READERS: dict[str, Callable[[Path], None]] = {
     "bundle-v2": read_bundle,
     "checkpoint-v1": read_checkpoint,
     "checkpoint-v1-features": read_checkpoint,
+    "checkpoint-v2": read_checkpoint,
     "dataset-v1": read_dataset,
     "dataset-v1-requests": read_requests,
 }
@@ -99,7 +100,7 @@ TENSORS = [
 ]
 
 
-QUICK = ("bundle-v2", "checkpoint-v1", "dataset-v1-requests")
+QUICK = ("bundle-v2", "checkpoint-v2", "dataset-v1-requests")
 """Those whose files are changed in every run of the tests; the others have files of the same kinds."""
 
 
@@ -379,6 +380,32 @@ def test_a_config_cannot_ask_for_more_than_is_stored(
     reseal(folder)
     message = outcome(folder, name)
     assert str(folder / file) in message
+
+
+def test_a_table_by_its_changed_rows_cannot_ask_for_more_than_the_memory(forge: Callable[[str], Path]) -> None:
+    folder = forge("checkpoint-v2")
+    content = json.loads((folder / "state.json").read_text())
+    content["fresh_rows"]["item_tables.weight"]["num_rows"] = 2 * PETABYTE_ROWS
+    for described in (content["model"], content["config"]["model"]):
+        described["config"]["tables"]["num_rows"] = PETABYTE_ROWS
+        described["config"]["tables"]["dim"] = 4
+    (folder / "state.json").write_text(json.dumps(content))
+    reseal(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tackboard.models.changed_rows.available_memory_bytes", lambda: 1 << 33)
+        assert "holds a table of 2147483648 × 4, which needs 17.2 GB" in outcome(folder, "checkpoint-v2")
+
+
+@pytest.mark.parametrize("rows", [[0, 0], [-5, 0], [0, 400], [3, 1]])
+def test_positions_of_rows_are_checked_before_they_are_used(forge: Callable[[str], Path], rows: list[int]) -> None:
+    folder = forge("checkpoint-v2")
+    for file in ("tables.safetensors", "optimizer.safetensors"):
+        tensors = load_file(folder / file)
+        name = next(name for name in tensors if name.endswith(":rows"))
+        tensors[name][0], tensors[name][-1] = rows
+        save_file(tensors, folder / file)
+    reseal(folder)
+    assert str(folder / "tables.safetensors") in outcome(folder, "checkpoint-v2")
 
 
 @pytest.mark.parametrize(

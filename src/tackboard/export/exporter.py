@@ -69,7 +69,7 @@ def export_bundle(
         save_tensors(checkpoint.tensors["dense"], folder / "dense.safetensors")
         (folder / "tables").mkdir()
         for parameter, table in stored.items():
-            rows_Rd = whole_tensor(table).to(PRECISIONS[tables])
+            rows_Rd = whole_tensor(table, checkpoint.path).to(PRECISIONS[tables])
             if not bool(torch.isfinite(rows_Rd).all()):
                 raise DataError(f"{parameter} does not fit into {tables}", fix="use --tables fp32")
             save_tensors({parameter: rows_Rd}, folder / signature.tables[parameter]["file"])

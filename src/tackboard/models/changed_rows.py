@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 
 import torch
 
@@ -52,12 +53,12 @@ class ChangedRows:
         """Returns the number of elements of the whole tensor."""
         return math.prod(self.shape)
 
-    def whole(self) -> torch.Tensor:
-        """Returns the whole tensor, in the machine's memory. Raises DataError if there is too little memory."""
+    def whole(self, where: Path) -> torch.Tensor:
+        """Returns the whole tensor, in the machine's memory. Raises DataError with `where` if there is too little."""
         needed, free = self.numel() * self.values_Nd.itemsize, available_memory_bytes()
         if needed > free:
             raise DataError(
-                f"a table of {' × '.join(map(str, self.shape))} needs {needed / 1e9:.1f} GB",
+                f"{where} holds a table of {' × '.join(map(str, self.shape))}, which needs {needed / 1e9:.1f} GB",
                 allowed=f"this machine has {free / 1e9:.1f} GB of free memory",
                 fix="use a machine with more memory",
             )
@@ -90,6 +91,9 @@ def copy_rows(stored: Stored, target_Rd: torch.Tensor) -> None:
         target_Rd[rows_B.to(target_Rd.device, torch.int64)] = values_Bd.to(target_Rd.device, target_Rd.dtype)
 
 
-def whole_tensor(stored: Stored) -> torch.Tensor:
-    """Returns a stored tensor as a whole. A tensor that is stored whole is returned as it is."""
-    return stored.whole() if isinstance(stored, ChangedRows) else stored
+def whole_tensor(stored: Stored, where: Path) -> torch.Tensor:
+    """Returns a stored tensor as a whole. A tensor that is stored whole is returned as it is.
+
+    Raises DataError with `where`, the file that the tensor is stored in, if there is too little memory.
+    """
+    return stored.whole(where) if isinstance(stored, ChangedRows) else stored

@@ -81,7 +81,7 @@ def restore_model(config: Any, vocabulary: Vocabulary, stored: Tensors, where: P
         model = build_model(config, vocabulary)
     tables = table_parameter_names(model)
     for name in tables:
-        rows_Rd = whole_tensor(stored[name])
+        rows_Rd = whole_tensor(stored[name], where)
         rows_Rd = rows_Rd if rows_Rd.dtype in STORAGES.values() else rows_Rd.float()
         # The parameter itself is swapped, because a user's model may hold it under a second name.
         torch.utils.swap_tensors(model.get_parameter(name), nn.Parameter(rows_Rd))

@@ -67,13 +67,13 @@ class FreshRows:
 
         `table_Rd` holds the rows from `first_row` on of the whole table.
         """
-        pattern, found = _BIT_PATTERNS[table_Rd.dtype], []
+        pattern = _BIT_PATTERNS[table_Rd.dtype]
+        is_other_R = torch.empty(table_Rd.shape[0], dtype=torch.bool, device=table_Rd.device)
         for block in _blocks(table_Rd):
             rows_B = torch.arange(first_row + block.start, first_row + block.stop, device=table_Rd.device)
             fresh_Bd = self.rows(rows_B, table_Rd.shape[1], table_Rd.dtype)
-            is_other_B = (table_Rd[block].view(pattern) != fresh_Bd.view(pattern)).any(dim=1)
-            found.append(is_other_B.nonzero().view(-1) + block.start)
-        return torch.cat(found) if found else torch.empty(0, dtype=torch.int64, device=table_Rd.device)
+            is_other_R[block] = (table_Rd[block].view(pattern) != fresh_Bd.view(pattern)).any(dim=1)
+        return is_other_R.nonzero().view(-1)
 
 
 def draw_key() -> int:

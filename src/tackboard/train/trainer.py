@@ -333,6 +333,7 @@ class Trainer:
                 trimming=dict(self.source.trimming),
             )
             self.save()
+            self.saver.wait()  # From here on, there is a checkpoint to go back to.
         else:
             before = self._load(checkpoint).get("num_threads", self.num_threads)
             if before != self.num_threads:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -30,10 +32,10 @@ def check(device: str) -> None:
     assert copies.finish() is None
     assert isinstance(stored, ChangedRows)
     assert stored.rows_N.tolist() == [0, 9, 10, 57, 99] and stored.rows_N.dtype == torch.int32
-    assert torch.equal(whole_tensor(stored), table.cpu())
-    expected = whole_tensor(stored)
+    assert torch.equal(whole_tensor(stored, Path()), table.cpu())
+    expected = whole_tensor(stored, Path())
     table += 1  # training goes on
-    assert torch.equal(whole_tensor(stored), expected)
+    assert torch.equal(whole_tensor(stored, Path()), expected)
     assert stored.rows_N.nbytes + stored.values_Nd.nbytes == stored_bytes(table, 5) == 5 * 12
     is_changed[:] = True
     counts = count_rows(100, lambda place: is_changed[place])

@@ -42,7 +42,7 @@ def test_the_bundle_holds_the_checkpoints_parameters(trained_run: RunDirectory, 
     assert set(dense) == set(checkpoint.tensors["dense"])
     assert all(torch.equal(dense[name], tensor) for name, tensor in checkpoint.tensors["dense"].items())
     table = load_file(tiny_bundle / "tables" / "item_tables.weight.safetensors")["item_tables.weight"]
-    assert torch.equal(table, whole_tensor(stored_tables(checkpoint)["item_tables.weight"]))
+    assert torch.equal(table, whole_tensor(stored_tables(checkpoint)["item_tables.weight"], checkpoint.path))
 
 
 def test_the_signature_says_where_it_came_from(trained_run: RunDirectory, tiny_bundle: Path) -> None:

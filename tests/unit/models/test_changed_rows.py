@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from tackboard.models.changed_rows import ChangedRows, copy_rows, whole_tensor
 from tackboard.ops.fresh_rows import FreshRows
 
 FRESH = FreshRows(5, 0.1)
+HERE = Path("run/tables.safetensors")
 
 
 def table(dtype: torch.dtype = torch.float16) -> tuple[ChangedRows, torch.Tensor]:
@@ -25,8 +28,8 @@ def table(dtype: torch.dtype = torch.float16) -> tuple[ChangedRows, torch.Tensor
 def test_the_whole_table_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROWS_AT_ONCE", 10)
     changed, whole = table()
-    assert torch.equal(changed.whole(), whole) and torch.equal(whole_tensor(changed), whole)
-    assert whole_tensor(whole) is whole
+    assert torch.equal(changed.whole(HERE), whole) and torch.equal(whole_tensor(changed, HERE), whole)
+    assert whole_tensor(whole, HERE) is whole
     assert (changed.shape, changed.dtype, changed.numel()) == (whole.shape, whole.dtype, whole.numel())
     assert changed.is_floating_point()
     target = torch.full((1000, 3), 9.0)
@@ -40,9 +43,9 @@ def test_sums_are_0_elsewhere() -> None:
     sums = ChangedRows(torch.tensor([2, 5]), torch.tensor([1.0, 3.0]), 7, None)
     target = torch.ones(7)
     copy_rows(sums, target)
-    assert target.tolist() == [0, 0, 1, 0, 0, 3, 0] == sums.whole().tolist()
+    assert target.tolist() == [0, 0, 1, 0, 0, 3, 0] == sums.whole(HERE).tolist()
     nothing = ChangedRows(torch.empty(0, dtype=torch.int32), torch.empty(0), 3, None)
-    assert nothing.whole().tolist() == [0, 0, 0]
+    assert nothing.whole(HERE).tolist() == [0, 0, 0]
 
 
 def test_another_shape_and_too_little_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,8 +55,8 @@ def test_another_shape_and_too_little_memory_are_refused(monkeypatch: pytest.Mon
     with pytest.raises(DataError, match="shape"):
         copy_rows(whole[:1], whole)
     monkeypatch.setattr(module, "available_memory_bytes", lambda: 5999)
-    with pytest.raises(DataError, match="a table of 1000 × 3 needs") as caught:
-        changed.whole()
+    with pytest.raises(DataError, match=r"run/tables\.safetensors holds a table of 1000 × 3, which needs") as caught:
+        changed.whole(HERE)
     assert "free memory" in caught.value.allowed
     monkeypatch.setattr(module, "available_memory_bytes", lambda: 6000)
-    changed.whole()
+    changed.whole(HERE)

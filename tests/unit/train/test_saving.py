@@ -69,7 +69,7 @@ def test_a_checkpoint_holds_the_moved_rows_and_the_key(make_trainer: MakeTrainer
     assert last.state["fresh_rows"] == {TABLE: {"key": fresh.key, "std": fresh.std, "num_rows": 10_000}}
     table = stored_tables(last)[TABLE]
     assert isinstance(table, ChangedRows)
-    assert torch.equal(whole_tensor(table), weight)
+    assert torch.equal(whole_tensor(table, Path()), weight)
     moved, rows = fresh.differing(weight), table.rows_N.long()
     assert 0 < len(moved) <= len(rows) < 100 and set(moved.tolist()) <= set(rows.tolist())
     sums = trainer.optimizers.tables["item_tables"].sums
@@ -133,7 +133,7 @@ def test_rows_that_a_run_began_with_are_kept(make_trainer: MakeTrainer) -> None:
     again.train(quiet=True)
     table = stored_tables(saved(again))[TABLE]
     assert isinstance(table, ChangedRows) and 4321 in table.rows_N.tolist()
-    assert torch.equal(table.whole(), again.model.item_tables.weight)
+    assert torch.equal(table.whole(Path()), again.model.item_tables.weight)
 
 
 @pytest.mark.parametrize("storage", ["fp16", "fp32"])
@@ -147,11 +147,11 @@ def test_a_run_that_starts_from_another_stores_few_rows_too(make_trainer: MakeTr
     second.train(quiet=True)
     table = stored_tables(saved(second))[TABLE]
     assert isinstance(table, ChangedRows) == (storage == "fp16")
-    assert torch.equal(whole_tensor(table), second.model.item_tables.weight)
+    assert torch.equal(whole_tensor(table, Path()), second.model.item_tables.weight)
     assert (second.model.item_tables.fresh == first.model.item_tables.fresh) and fresh != first.model.item_tables.fresh
     again = make_trainer("seed=3", "training.steps=3", f"model.tables.storage={storage}", run=second.run)
     again.train(quiet=True)
-    assert torch.equal(whole_tensor(stored_tables(saved(again))[TABLE]), again.model.item_tables.weight)
+    assert torch.equal(whole_tensor(stored_tables(saved(again))[TABLE], Path()), again.model.item_tables.weight)
 
 
 def test_a_frozen_table_is_stored_as_it_began(make_trainer: MakeTrainer) -> None:
@@ -210,7 +210,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(make_trainer: MakeTraine
     trainer.train(quiet=True)
     assert events(trainer, "checkpoint") == [0, 2, 4, 6]
     assert [path.name for path in store.complete()] == ["step-00000004", "step-00000006"]
-    step_4 = whole_tensor(stored_tables(saved(trainer, "step-00000004"))[TABLE])
+    step_4 = whole_tensor(stored_tables(saved(trainer, "step-00000004"))[TABLE], Path())
     assert torch.equal(step_4, weights[4]) and not torch.equal(step_4, weights[5])
 
 
@@ -277,4 +277,4 @@ def test_a_run_on_a_gpu_stores_what_it_has(make_trainer: MakeTrainer) -> None:
     trainer.train(quiet=True)
     table = stored_tables(saved(trainer))[TABLE]
     assert isinstance(table, ChangedRows)
-    assert torch.equal(whole_tensor(table), trainer.model.item_tables.weight.cpu())
+    assert torch.equal(whole_tensor(table, Path()), trainer.model.item_tables.weight.cpu())

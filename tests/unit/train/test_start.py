@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("torch_settings")
 
 def tensors_of(run: RunDirectory) -> dict[str, torch.Tensor]:
     checkpoint = load_checkpoint(find_checkpoint(run.path))
-    return {name: whole_tensor(stored) for name, stored in stored_parameters(checkpoint).items()}
+    return {name: whole_tensor(stored, run.path) for name, stored in stored_parameters(checkpoint).items()}
 
 
 def train(config: RunConfig, folder: Path) -> Trainer:

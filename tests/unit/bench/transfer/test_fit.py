@@ -84,7 +84,7 @@ def with_protocol(cell: Cell, **changes: Any) -> Cell:
 
 def parameters_at(path: Path) -> dict[str, torch.Tensor]:
     trained = load_trained(find_checkpoint(path))
-    return {name: whole_tensor(stored) for name, stored in stored_parameters(trained).items()}
+    return {name: whole_tensor(stored, path) for name, stored in stored_parameters(trained).items()}
 
 
 def test_every_stage_runs_and_arms_move_what_they_should(cells: tuple[Work, list[Cell]]) -> None:
