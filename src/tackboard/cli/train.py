@@ -49,7 +49,8 @@ def train(
     run = _find_run(config, runs, resume)
     checkpoint = CheckpointStore(run.checkpoints).find_latest() if run else None
     source = open_source(config, checkpoint)
-    _warn_of_forgotten(source.dataset.path)
+    if config.data.dataset:  # A stream has no snapshot that could hold forgotten users.
+        _warn_of_forgotten(source.dataset.path)
     steps = config.data.steps(source, config.model.tables, config.seed, quiet=False)
     if dry_run or run is None:
         from tackboard.train.dry_run import estimate_run

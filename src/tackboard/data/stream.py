@@ -59,7 +59,6 @@ class StreamConfig(StepsConfig):
 
     kind: ClassVar[str] = "stream"
     batch_type: ClassVar[type[Batch]] = SequenceBatch
-    longest_setting: ClassVar[str] = "data.law.max_events"
 
     dataset: str = ""
     """Always empty: a stream has no dataset."""
@@ -69,6 +68,8 @@ class StreamConfig(StepsConfig):
     """Number of items drawn uniformly from the catalogue for each step, as additional negatives."""
     tokens_per_step: int = 65_536
     """Number of events in one step."""
+    evaluated_items: int = 100_000
+    """Number of items in the fixed sample that evaluation chooses from."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,6 +77,7 @@ class StreamConfig(StepsConfig):
         check(not self.features, "data.features", self.features, "nothing: a stream has only histories")
         check(not self.ray_address, "data.ray_address", self.ray_address, "nothing: threads make a stream")
         check(self.uniform_negatives >= 0, "data.uniform_negatives", self.uniform_negatives, "0 or more items")
+        check(self.evaluated_items >= 2, "data.evaluated_items", self.evaluated_items, "2 or more items")
         least = 2 * self.law.max_events
         check(self.tokens_per_step >= least, "data.tokens_per_step", self.tokens_per_step, f"{least} or more events")
 
