@@ -74,7 +74,7 @@ def _print_requests(result: dict[str, Any]) -> None:
             typer.echo(f"each item's mean label is better than the model here (AUC of {model['label']})")
 
 
-def _gap_sentence(closed: float, metric: str) -> str:
+def _gap_sentence(closed: float, metric: str = "HR@10") -> str:
     if closed >= 0:
         return f"the model goes {closed:.0%} of the way from the better baseline to the oracle ({metric})"
     gap = f"{-closed:.0%} of this baseline's gap to the oracle ({metric})"

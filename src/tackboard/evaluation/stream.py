@@ -7,7 +7,7 @@ probabilities of the sample's items, scaled to a sum of 1. So each rival is a so
 mean log-loss is the smallest that any predictor can expect:
 
     popularity   each item's exact share of all events
-    model        its scores, which are cosines divided by the learned temperature
+    model        its scores, such as cosines divided by the learned temperature
     oracle       the exact probability given the user's events (`StreamLaw.next_topics`)
 
 The share of the gap that a model closes is (popularity − model) / (popularity − oracle), in mean log-loss. HR@k and
@@ -27,6 +27,7 @@ import torch
 from numpy.typing import NDArray
 
 from tackboard.batch import HashConfig
+from tackboard.batch.builder import make_request
 from tackboard.core.errors import DataError
 from tackboard.core.progress import Progress
 from tackboard.data.sequences import Sequences
@@ -94,8 +95,8 @@ def stream_rivals(model: Any, sequences: Sequences, hashing: HashConfig, max_his
     law, catalogue = sequences.source.law, sequences.catalogue
     log_shares_S = law.log_share(catalogue)
     log_ranks_S, topics_S = law.log_rank_share(catalogue), law.topics_of_items(catalogue)
-    cosines = rank_model(model, sequences, hashing, max_history)
-    scale = _inverse_temperature(model)
+    products = rank_model(model, sequences, hashing, max_history)
+    scale = _scale_of_scores(model, sequences, torch.as_tensor(products(np.zeros(1, dtype=np.int64)))[0], hashing, max_history)
 
     def popularity(users: NDArray[np.int64]) -> NDArray[np.float32]:
         return np.broadcast_to(log_shares_S, (len(users), len(log_shares_S))).copy()
@@ -109,7 +110,7 @@ def stream_rivals(model: Any, sequences: Sequences, hashing: HashConfig, max_his
         return scores_US
 
     def of_model(users: NDArray[np.int64]) -> torch.Tensor:
-        return torch.as_tensor(cosines(users)) * scale
+        return torch.as_tensor(products(users)) * scale
 
     rivals: dict[str, Callable[[NDArray[np.int64]], Any]] = {
         "popularity": popularity,
@@ -137,7 +138,17 @@ def loss_gap_closed(rows: list[dict[str, Any]]) -> float | None:
     return round((losses["popularity"] - losses["model"]) / gap, 4) if gap > 0 else None
 
 
-def _inverse_temperature(model: Any) -> float:
-    """Returns the factor of a model's cosines in its loss. Other models than PinFM score without a factor."""
-    learned = getattr(model, "log_inverse_temperature", None)
-    return 1.0 if learned is None else float(learned.detach().exp())
+@torch.no_grad()
+def _scale_of_scores(model: Any, sequences: Sequences, products_S: torch.Tensor, hashing: HashConfig, max_history: int) -> float:
+    """Returns the factor by which a model's scores exceed the products of its vectors, such as 1 / temperature.
+
+    `products_S` holds the first user's products with the catalogue. The factor is measured at two of its items, because
+    only `scores` knows it and any model may choose its own.
+    """
+    ends = torch.stack([products_S.argmin(), products_S.argmax()]).cpu()
+    distance = float(products_S[ends[1]] - products_S[ends[0]])
+    length = min(max_history, int(sequences.train_ends[0] - sequences.offsets[0]))
+    history = sequences.histories(sequences.train_ends[:1] - length, np.array([length]))
+    request = make_request(history=history, candidates=sequences.catalogue[ends.numpy()], hashing=hashing)
+    low, high = model.scores(request.to(products_S.device)).tolist()
+    return (high - low) / distance if distance else 1.0
