@@ -151,7 +151,9 @@ class StreamSource(SequenceSource):
         self.catalogue = range(config.num_items)  # type: ignore[assignment]
         self._names = {
             str(node.params["column"]): read_source(
-                pa.chunked_array([{"action": [DEFAULT_ACTION], "surface": [DEFAULT_SURFACE]}[str(node.params["column"])]]),
+                pa.chunked_array(
+                    [{"action": [DEFAULT_ACTION], "surface": [DEFAULT_SURFACE]}[str(node.params["column"])]]
+                ),
                 self.features.plan,
                 index,
             )
@@ -165,7 +167,7 @@ class StreamSource(SequenceSource):
         return {**super().lineage(), "dataset": "stream", "law": to_dict(self.law.config)}
 
     @property
-    def trimming(self) -> dict[str, Any]:  # type: ignore[override]
+    def trimming(self) -> dict[str, Any]:
         """Names of the event columns that are made; nothing is read, so nothing is skipped."""
         return {"read": list(self._types), "skipped": [], "bytes": 0, "bytes_saved": 0}
 

@@ -11,7 +11,8 @@ mean log-loss is the smallest that any predictor can expect:
     oracle       the exact probability given the user's events (`StreamLaw.next_topics`)
 
 The share of the gap that a model closes is (popularity − model) / (popularity − oracle), in mean log-loss. HR@k and
-NDCG@k rank the same choices; ties count against the target. Popularity has many ties, because topics are equally popular.
+NDCG@k rank the same choices; ties count against the target. Popularity has many ties, because all topics are equally
+popular.
 
 Shapes: U users, S items of the sample, D width.
 """
@@ -96,7 +97,9 @@ def stream_rivals(model: Any, sequences: Sequences, hashing: HashConfig, max_his
     log_shares_S = law.log_share(catalogue)
     log_ranks_S, topics_S = law.log_rank_share(catalogue), law.topics_of_items(catalogue)
     products = rank_model(model, sequences, hashing, max_history)
-    scale = _scale_of_scores(model, sequences, torch.as_tensor(products(np.zeros(1, dtype=np.int64)))[0], hashing, max_history)
+    scale = _scale_of_scores(
+        model, sequences, torch.as_tensor(products(np.zeros(1, dtype=np.int64)))[0], hashing, max_history
+    )
 
     def popularity(users: NDArray[np.int64]) -> NDArray[np.float32]:
         return np.broadcast_to(log_shares_S, (len(users), len(log_shares_S))).copy()
@@ -139,7 +142,9 @@ def loss_gap_closed(rows: list[dict[str, Any]]) -> float | None:
 
 
 @torch.no_grad()
-def _scale_of_scores(model: Any, sequences: Sequences, products_S: torch.Tensor, hashing: HashConfig, max_history: int) -> float:
+def _scale_of_scores(
+    model: Any, sequences: Sequences, products_S: torch.Tensor, hashing: HashConfig, max_history: int
+) -> float:
     """Returns the factor by which a model's scores exceed the products of its vectors, such as 1 / temperature.
 
     `products_S` holds the first user's products with the catalogue. The factor is measured at two of its items, because

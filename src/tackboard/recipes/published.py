@@ -13,8 +13,8 @@ items that no batch contains.
 from __future__ import annotations
 
 from tackboard.data.stream import StreamConfig
-from tackboard.events.synthetic.stream_law import StreamLawConfig
 from tackboard.evaluation.ranking import EvaluationConfig
+from tackboard.events.synthetic.stream_law import StreamLawConfig
 from tackboard.models.backbone import BackboneConfig
 from tackboard.models.losses import LossConfig
 from tackboard.models.pinfm import PinFMConfig

@@ -128,7 +128,7 @@ class RunConfig:
             raise ConfigError(
                 f"{type(self.data).__name__} gives a {self.data.batch_type.__name__}, but the model "
                 f"{type(self.model).__name__} reads a {self.model.batch_type.__name__}",
-                allowed="allowed: DataConfig or StreamConfig for a model of histories, RequestConfig for a model of requests",
+                allowed="allowed: DataConfig or StreamConfig for a model of segments, RequestConfig for requests",
                 fix="give the recipe the other data config, or another model",
             )
         if isinstance(self.data, DataConfig | StreamConfig):

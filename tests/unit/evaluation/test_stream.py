@@ -21,9 +21,7 @@ from tackboard.models.pinfm import PinFMConfig
 from tackboard.models.tables import TableConfig
 
 LAW = StreamLawConfig(num_items=600, num_topics=6, mean_events=8, max_events=16, num_users=500, num_test_users=300)
-CONFIG = PinFMConfig(
-    tables=TableConfig(num_hashes=2, num_rows=64, dim=4), width=8, max_history=6, num_time_buckets=0
-)
+CONFIG = PinFMConfig(tables=TableConfig(num_hashes=2, num_rows=64, dim=4), width=8, max_history=6, num_time_buckets=0)
 
 
 def open_stream() -> StreamSource:

@@ -118,7 +118,9 @@ def test_a_crashed_run_ends_in_the_same_bits(tmp_path: Path, torch_settings: Non
 
     def train(runs: str, on_checkpoint: Callable[[Trainer], None] | None = None) -> dict[str, torch.Tensor]:
         known = sorted((tmp_path / runs).glob("[0-9]*"))
-        run = RunDirectory.open(known[0]) if known else RunDirectory.create(tmp_path / runs, "x", config_to_json(config))
+        run = (
+            RunDirectory.open(known[0]) if known else RunDirectory.create(tmp_path / runs, "x", config_to_json(config))
+        )
         Trainer(config, run, opened(config), on_checkpoint=on_checkpoint).train(quiet=True)
         return tensors_of(run.path)
 

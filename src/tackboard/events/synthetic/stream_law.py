@@ -72,7 +72,7 @@ class StreamLawConfig:
 
     def __post_init__(self) -> None:
         check(-(1 << 63) <= self.seed < 1 << 63, "data.law.seed", self.seed, "a whole number of 64 bits")
-        check(2 <= self.num_topics, "data.law.num_topics", self.num_topics, "2 or more")
+        check(self.num_topics >= 2, "data.law.num_topics", self.num_topics, "2 or more")
         fits = self.num_topics <= self.num_items <= MAX_ITEMS and self.num_items % self.num_topics == 0
         check(fits, "data.law.num_items", self.num_items, f"a multiple of num_topics, up to {MAX_ITEMS}")
         check(0.0 <= self.zipf_exponent <= 4.0, "data.law.zipf_exponent", self.zipf_exponent, "0 to 4")
@@ -110,7 +110,7 @@ class StreamLaw:
         """Returns the number of events of each user [U]."""
         draw = _uniform(self._states(users), LENGTH)
         found = 1 + np.floor(np.log1p(-draw) / math.log1p(-self._end_rate))
-        return np.minimum(found, self.config.max_events).astype(np.int64)
+        return np.asarray(np.minimum(found, self.config.max_events), dtype=np.int64)
 
     def items_of(self, users: Ints, offsets: Ints) -> Ints:
         """Returns the items of the users' first events, end to end [N]. User u has the events offsets[u:u + 1].

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -88,7 +90,7 @@ def test_the_forecast_equals_the_filter_with_whole_matrices() -> None:
     jump = (1 - SMALL.stay - SMALL.advance) / size
     moves = SMALL.stay * np.eye(size) + SMALL.advance * np.roll(np.eye(size), 1, axis=1) + jump
     shows = (1 - SMALL.noise) * np.eye(size) + SMALL.noise / size
-    for row, (begin, end) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+    for row, (begin, end) in enumerate(itertools.pairwise(offsets)):
         belief = np.full(size, 1 / size)
         for topic in topics[begin:end]:
             belief = belief * shows[:, topic]
@@ -118,9 +120,7 @@ def test_a_sample_is_fixed_distinct_and_popular() -> None:
     assert set(sample) < set(law.sample_items(100))
     assert np.exp(law.log_share(sample)).sum() > 0.3
     assert np.array_equal(law.sample_items(600), np.arange(600))
-    assert not np.array_equal(
-        sample, StreamLaw(StreamLawConfig(num_items=600, num_topics=6, seed=1)).sample_items(60)
-    )
+    assert not np.array_equal(sample, StreamLaw(StreamLawConfig(num_items=600, num_topics=6, seed=1)).sample_items(60))
 
 
 @pytest.mark.parametrize(
