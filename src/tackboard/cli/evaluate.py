@@ -192,7 +192,7 @@ def _judge_stream(
     model: Any, config: RunConfig, source: StreamSource, *, max_users: int | None, quiet: bool
 ) -> dict[str, Any]:
     """Predicts the last event of held-out users of a stream."""
-    from tackboard.evaluation.stream import evaluate_stream
+    from tackboard.evaluation.sampled_softmax import evaluate_stream
 
     _check_retrieval(model)
     return evaluate_stream(

@@ -51,7 +51,7 @@ class StreamLawConfig:
     """Seed of the stream: it decides every event and the ids of the items."""
     num_items: int = 200_000_000
     """Number of items; a multiple of num_topics. Their ids are 0 to num_items - 1."""
-    num_topics: int = 200
+    num_topics: int = 100
     """Number of topics, all equally large and equally popular."""
     zipf_exponent: float = 1.2
     """Exponent of the popularity of items inside a topic."""

@@ -13,7 +13,7 @@ from tackboard.batch import HashConfig
 from tackboard.core.errors import DataError
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.stream import StreamConfig, StreamSource
-from tackboard.evaluation.stream import evaluate_stream, log_losses, loss_gap_closed, stream_rivals
+from tackboard.evaluation.sampled_softmax import evaluate_stream, log_losses, loss_gap_closed, stream_rivals
 from tackboard.events.synthetic.stream_law import StreamLawConfig
 from tackboard.features.standard import features_for_model
 from tackboard.models.interface import build_model
