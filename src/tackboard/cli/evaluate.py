@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tackboard.checkpoint.store import Checkpoint
     from tackboard.data.request_loader import RequestSource
     from tackboard.data.source import SequenceSource
+    from tackboard.data.stream import StreamSource
     from tackboard.events.dataset import Dataset
     from tackboard.train.config import RunConfig
 
@@ -33,8 +34,9 @@ def evaluate(
     """Measure how good a trained model is, and compare it with simple baselines.
 
     A retrieval model gets HR@k and NDCG@k over the whole catalogue, and is compared with popularity, item-to-item and,
-    on a synthetic world, the oracle. A ranker gets AUC and log-loss on requests of held-out users, and is compared with
-    each item's mean label in training.
+    on a synthetic world, the oracle. On a stream, a fixed sample of items takes the place of the catalogue, and the
+    log-loss of a softmax over the sample is measured too. A ranker gets AUC and log-loss on requests of held-out users,
+    and is compared with each item's mean label in training.
     """
     from tackboard.evaluation.ranking import better_baseline
 
@@ -54,7 +56,7 @@ def evaluate(
     for row in result["rows"]:
         typer.echo(f"{row['name']:<14}" + "".join(f"{row[name]:9.4f}" for name in names))
     if result["gap_closed"] is not None:
-        typer.echo(_gap_sentence(result["gap_closed"]))
+        typer.echo(_gap_sentence(result["gap_closed"], "log-loss" if "log_loss" in names else "HR@10"))
     if better := better_baseline(result["rows"]):
         typer.echo(f"{better} ranks better than the model here (HR@10); docs/training.md says what to try")
 
@@ -72,10 +74,11 @@ def _print_requests(result: dict[str, Any]) -> None:
             typer.echo(f"each item's mean label is better than the model here (AUC of {model['label']})")
 
 
-def _gap_sentence(closed: float) -> str:
+def _gap_sentence(closed: float, metric: str = "HR@10") -> str:
     if closed >= 0:
-        return f"the model goes {closed:.0%} of the way from the better baseline to the oracle (HR@10)"
-    return f"the model is worse than the better baseline, by {-closed:.0%} of this baseline's gap to the oracle (HR@10)"
+        return f"the model goes {closed:.0%} of the way from the better baseline to the oracle ({metric})"
+    gap = f"{-closed:.0%} of this baseline's gap to the oracle ({metric})"
+    return f"the model is worse than the better baseline, by {gap}"
 
 
 def evaluate_run(
@@ -105,6 +108,7 @@ def evaluate_run(
     from tackboard.core.progress import say
     from tackboard.core.vocabulary import Vocabulary
     from tackboard.data.request_loader import RequestConfig, RequestSource
+    from tackboard.data.stream import StreamConfig, StreamSource
     from tackboard.features.feature_set import FILE_NAME as FEATURES
     from tackboard.features.feature_set import read_features
     from tackboard.features.standard import check_reads, features_for_model
@@ -120,11 +124,11 @@ def evaluate_run(
         config = config_from_json(checkpoint.state["config"], code_file)
         features = features or features_for_model(config.model.reads, vocabulary, config.model.max_history)
     check_reads(config.model.reads, features, checkpoint.path / FEATURES)
-    if filter_seen is not None and isinstance(config.data, RequestConfig):
-        raise UsageError(
-            "--filter-seen and --keep-seen do not apply to a ranker, which scores the candidates of each request",
-            fix="leave the option out",
-        )
+    if filter_seen is not None and isinstance(config.data, RequestConfig | StreamConfig):
+        reason = "to a run on a stream, whose users return to items"
+        if isinstance(config.data, RequestConfig):
+            reason = "to a ranker, which scores the candidates of each request"
+        raise UsageError(f"--filter-seen and --keep-seen do not apply {reason}", fix="leave the option out")
     model = restore_model(config.model, vocabulary, stored_parameters(checkpoint), checkpoint.path / STATE)
     data = config.data.at(trained_on)
     source = data.open(lambda _vocabulary: features, dataset=dataset or verified, vocabulary=vocabulary)
@@ -139,6 +143,8 @@ def evaluate_run(
         if dataset is not None:
             trained = data.open(lambda _: features, vocabulary=vocabulary)
         result = _judge_requests(model, config, source, trained, max_users=max_users, quiet=quiet)
+    elif isinstance(source, StreamSource):
+        result = _judge_stream(model, config, source, max_users=max_users, quiet=quiet)
     else:
         result = _judge_rankings(model, config, source, filter_seen, max_users=max_users, quiet=quiet)
     step = int(checkpoint.state["step"])
@@ -160,17 +166,10 @@ def _judge_rankings(
     quiet: bool,
 ) -> dict[str, Any]:
     """Ranks the whole catalogue for every held-out event."""
-    from tackboard.core.errors import UsageError
     from tackboard.evaluation.ranking import baselines, evaluate_rankings, gap_closed, rank_model
     from tackboard.evaluation.truth import oracle
-    from tackboard.models.interface import can_retrieve
 
-    if not can_retrieve(model):
-        raise UsageError(
-            f"{type(model).__name__} gives no vectors of users and items, so it cannot rank the whole catalogue",
-            allowed="a model that was trained on segments needs encode_users and encode_items",
-            fix="derive the model from RetrievalModel, or train it on labelled requests",
-        )
+    _check_retrieval(model)
     sequences = source.read()
     rivals = baselines(sequences)
     rivals["model"] = rank_model(model, sequences, config.model.tables, config.model.max_history)
@@ -186,6 +185,38 @@ def _judge_rankings(
         quiet=quiet,
     )
     return result | {"gap_closed": gap_closed(result["rows"])}
+
+
+def _judge_stream(
+    model: Any, config: RunConfig, source: StreamSource, *, max_users: int | None, quiet: bool
+) -> dict[str, Any]:
+    """Predicts the last event of held-out users of a stream."""
+    from tackboard.evaluation.sampled_softmax import evaluate_stream
+
+    _check_retrieval(model)
+    return evaluate_stream(
+        model,
+        source,
+        config.model.tables,
+        config.model.max_history,
+        num_items=config.data.evaluated_items,
+        cutoffs=config.evaluation.cutoffs,
+        chunk_users=config.evaluation.chunk_users,
+        max_users=max_users,
+        quiet=quiet,
+    )
+
+
+def _check_retrieval(model: Any) -> None:
+    from tackboard.core.errors import UsageError
+    from tackboard.models.interface import can_retrieve
+
+    if not can_retrieve(model):
+        raise UsageError(
+            f"{type(model).__name__} gives no vectors of users and items, so it cannot rank the whole catalogue",
+            allowed="a model that was trained on segments needs encode_users and encode_items",
+            fix="derive the model from RetrievalModel, or train it on labelled requests",
+        )
 
 
 def _judge_requests(

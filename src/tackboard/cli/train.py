@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ def train(
     json_output: bool = typer.Option(False, "--json", help="Print one JSON object as the last line."),
 ) -> None:
     """Train a model and write a run directory with checkpoints and metrics."""
+    began = time.perf_counter()
     from tackboard.core.config import apply_overrides
     from tackboard.core.rundir import RunDirectory
     from tackboard.recipes.registry import find_recipe
@@ -49,7 +51,8 @@ def train(
     run = _find_run(config, runs, resume)
     checkpoint = CheckpointStore(run.checkpoints).find_latest() if run else None
     source = open_source(config, checkpoint)
-    _warn_of_forgotten(source.dataset.path)
+    if config.data.dataset:  # A stream has no snapshot that could hold forgotten users.
+        _warn_of_forgotten(source.dataset.path)
     steps = config.data.steps(source, config.model.tables, config.seed, quiet=False)
     if dry_run or run is None:
         from tackboard.train.dry_run import estimate_run
@@ -59,6 +62,7 @@ def train(
         if dry_run:
             _report(estimate, json_output)
             return
+    from tackboard.train.footprint import footprint
     from tackboard.train.trainer import Trainer
 
     is_new = run is None
@@ -79,6 +83,8 @@ def train(
         "tokens": trainer.num_tokens,
         "tokens_per_s": round(trainer.tokens_per_s, 1),
         "final_loss": trainer.last_loss,
+        "seconds_to_start": round(trainer.began - began, 2),
+        **footprint(trainer.model, trainer.optimizers, find_checkpoint(run.path)),
         "features": source.features.reads(),
         "trimming": dict(source.trimming),
     }

@@ -10,7 +10,7 @@ from typing import Any
 from tackboard.core.config import did_you_mean
 from tackboard.core.errors import UsageError
 from tackboard.core.user_code import load_code
-from tackboard.recipes import ablations, demo, public
+from tackboard.recipes import ablations, demo, public, published
 from tackboard.train.config import RunConfig
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {
@@ -19,6 +19,8 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "ml-1m": public.ml_1m,
     "kakao-brunch": public.kakao_brunch,
     "deskdrop": public.deskdrop,
+    "published": published.published,
+    "published-small": published.published_small,
     **ablations.RECIPES,
 }
 

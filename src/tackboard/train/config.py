@@ -15,6 +15,7 @@ from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.config import StepsConfig
 from tackboard.data.loader import DataConfig
 from tackboard.data.request_loader import RequestConfig
+from tackboard.data.stream import StreamConfig
 from tackboard.evaluation.ranking import EvaluationConfig
 from tackboard.features.feature_set import FeatureSet, load_features
 from tackboard.features.standard import features_for_model
@@ -83,7 +84,7 @@ class StartConfig:
     other run's model as `pinfm`. The other run must have all of them, under names without the prefix."""
 
 
-DATA_CONFIGS: dict[str, type[StepsConfig]] = {cls.kind: cls for cls in (DataConfig, RequestConfig)}
+DATA_CONFIGS: dict[str, type[StepsConfig]] = {cls.kind: cls for cls in (DataConfig, RequestConfig, StreamConfig)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,7 +94,8 @@ class RunConfig:
     name: str
     """Name of the run; it is part of the name of the run's directory."""
     data: Any
-    """The data of the run: DataConfig for segments of histories, RequestConfig for labelled requests."""
+    """The data of the run: DataConfig for segments of histories, RequestConfig for labelled requests, StreamConfig for
+    histories made on the fly."""
     model: Any
     """The model's config: PinFMConfig, or a dataclass of your own (examples/own_model.py)."""
     start: StartConfig = dataclasses.field(default_factory=StartConfig)
@@ -114,7 +116,8 @@ class RunConfig:
         is_name = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", self.name) is not None
         check(is_name, "name", self.name, "letters, digits, . _ -")
         if not isinstance(self.data, StepsConfig):
-            raise ConfigError(f"data is {type(self.data).__name__}", allowed="allowed: DataConfig or RequestConfig")
+            names = ", ".join(cls.__name__ for cls in DATA_CONFIGS.values())
+            raise ConfigError(f"data is {type(self.data).__name__}", allowed=f"allowed: {names}")
         if not isinstance(self.model, ModelConfig):
             raise ConfigError(
                 f"model is {type(self.model).__name__}",
@@ -125,10 +128,10 @@ class RunConfig:
             raise ConfigError(
                 f"{type(self.data).__name__} gives a {self.data.batch_type.__name__}, but the model "
                 f"{type(self.model).__name__} reads a {self.model.batch_type.__name__}",
-                allowed="allowed: DataConfig for a model of segments, RequestConfig for a model of requests",
+                allowed="allowed: DataConfig or StreamConfig for a model of segments, RequestConfig for requests",
                 fix="give the recipe the other data config, or another model",
             )
-        if isinstance(self.data, DataConfig):
+        if isinstance(self.data, DataConfig | StreamConfig):
             _check_segments(self.data, self.model)
         elif isinstance(self.data, RequestConfig) and self.data.max_history != self.model.max_history:
             raise ConfigError(
@@ -145,11 +148,13 @@ class RunConfig:
 
     def warnings(self) -> list[str]:
         """Returns warnings about settings that are allowed but probably a mistake."""
-        return self.model.warnings(self.data.max_length) if isinstance(self.data, DataConfig) else []
+        has_length = isinstance(self.data, DataConfig | StreamConfig)
+        return self.model.warnings(self.data.max_length) if has_length else []
 
 
-def _check_segments(data: DataConfig, model: ModelConfig) -> None:
+def _check_segments(data: DataConfig | StreamConfig, model: ModelConfig) -> None:
     """Raises ConfigError if segments of this config leave the model without negatives, targets or positions."""
+    setting = "data.law.max_events" if isinstance(data, StreamConfig) else "data.max_length"
     if model.needs_drawn_negatives and not data.uniform_negatives:
         raise ConfigError(
             "data.uniform_negatives is 0, but the model needs drawn negatives",
@@ -159,16 +164,16 @@ def _check_segments(data: DataConfig, model: ModelConfig) -> None:
     if data.max_length < model.least_max_length:
         least = model.least_max_length
         raise ConfigError(
-            f"data.max_length = {data.max_length} is too short",
+            f"{setting} = {data.max_length} is too short",
             allowed=f"allowed: at least {least}, because the future-token loss predicts events after its anchor",
-            fix=f"--set data.max_length={least}, or lower model.loss.future_token_anchor",
+            fix=f"--set {setting}={least}, or lower model.loss.future_token_anchor",
         )
     if data.max_length > model.max_history:
         limit = model.max_history
         raise ConfigError(
-            f"data.max_length = {data.max_length} is too long",
+            f"{setting} = {data.max_length} is too long",
             allowed=f"allowed: at most model.max_history = {limit}",
-            fix=f"--set data.max_length={limit}, or raise model.max_history",
+            fix=f"--set {setting}={limit}, or raise model.max_history",
         )
 
 

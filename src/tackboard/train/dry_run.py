@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from tackboard.batch import SequenceBatch
 from tackboard.checkpoint.copies import stored_bytes
 from tackboard.core.errors import UsageError
 from tackboard.core.machine import total_memory_bytes
@@ -103,7 +104,7 @@ def estimate_run(
         "peak_host_bytes": host + checkpoint,
         # The loss of an untrained model, for which every item is equally likely, and a label of 1 as likely as 0.
         "first_loss_expected": round(
-            math.log(max(2, len(source.catalogue) if config.data.kind == "segments" else 2)), 2
+            math.log(max(2, len(source.catalogue) if config.data.batch_type is SequenceBatch else 2)), 2
         ),
     }
 

@@ -125,6 +125,8 @@ class Trainer:
         """Time and number of tokens at the last line of metrics."""
         self.tokens_per_s = 0.0
         """Tokens per second of this process. The time includes loading, checkpoints and steps that were rolled back."""
+        self.began = 0.0
+        """Time (`time.perf_counter`) at which this process was ready to make its first step."""
 
     def train(self, *, quiet: bool = False) -> None:
         """Trains to the last step. Raises DivergedError, Preempted (with the state saved), or any other error."""
@@ -154,8 +156,8 @@ class Trainer:
     def _train_until_done(self, stop: list[int], *, quiet: bool) -> None:
         total = self.config.training.steps
         every = self.config.training.checkpoint_every
-        started, tokens_before = time.perf_counter(), self.num_tokens
-        self._logged = started, tokens_before
+        self.began, tokens_before = time.perf_counter(), self.num_tokens
+        self._logged = self.began, tokens_before
         self.is_compiling = self.is_compiled
         if stop and self.is_compiling:
             raise _StopNow
@@ -184,7 +186,7 @@ class Trainer:
                         break
                 progress.advance(self.step - progress.done)
             self.saver.wait()
-        self.tokens_per_s = (self.num_tokens - tokens_before) / (time.perf_counter() - started)
+        self.tokens_per_s = (self.num_tokens - tokens_before) / (time.perf_counter() - self.began)
 
     def _validate(self) -> bool:
         """Computes the validation loss if it is due; returns whether it was due."""

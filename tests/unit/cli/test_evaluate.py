@@ -101,3 +101,43 @@ def test_other_data_is_read_with_the_models_vocabulary(
     ]
     same = tackboard("evaluate", run, "--dataset", make_dataset(tmp_path, renamed, name="renamed"), "--json")
     assert same.json()["rows"] == answer.json()["rows"]
+
+
+STREAM = {
+    "data.law.num_items": 600,
+    "data.law.num_topics": 6,
+    "data.law.max_events": 16,
+    "data.law.mean_events": 8,
+    "data.law.num_users": 10_000,
+    "data.law.num_test_users": 60,
+    "data.tokens_per_step": 128,
+    "data.uniform_negatives": 16,
+    "data.evaluated_items": 100,
+    "model.max_history": 16,
+    "model.tables.num_rows": 50,
+    "model.tables.dim": 2,
+    "model.width": 8,
+    "training.num_threads": 1,
+    "training.device": "cpu",
+}
+
+
+def test_a_run_on_a_stream_is_trained_and_compared_with_the_exact_oracle(
+    tackboard: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = [argument for key, value in STREAM.items() for argument in ("--set", f"{key}={value}")]
+    looked = tackboard("train", "published-small", *settings, "--dry-run", "--json").json()
+    assert (looked["items"], looked["users"], looked["first_loss_expected"]) == (600, 10_000, 6.4)
+    trained = tackboard("train", "published-small", *settings, "--fast-dev-run", "--json")
+    assert trained.code == 0, trained.err
+    assert trained.json()["evaluated_users"] <= 32 and 0 < trained.json()["rows_moved_share"] <= 1
+    run = trained.json()["run"]
+    result = tackboard("evaluate", run, "--json").json()
+    losses = {row["name"]: row["log_loss"] for row in result["rows"]}
+    assert list(losses) == ["popularity", "model", "oracle"] and losses["oracle"] < losses["popularity"]
+    shown = tackboard("evaluate", run)
+    assert "softmax over a fixed sample" in shown.out and "(log-loss)" in shown.out, shown.err
+    for option, word in ((["--filter-seen"], "users return to items"), (["--dataset", "d"], "leave out --dataset")):
+        refused = tackboard("evaluate", run, *option)
+        assert refused.code == 2 and word in refused.err
