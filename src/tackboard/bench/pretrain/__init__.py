@@ -1,0 +1,1 @@
+"""`tackboard bench pretrain`: a training step beside its floor, one optimisation at a time."""
