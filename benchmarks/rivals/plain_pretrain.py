@@ -104,9 +104,7 @@ def build(setting: dict[str, Any]) -> Any:
     width, dims = setting["width"], setting["num_hashes"] * setting["dim"]
 
     def projection(width_in: int) -> nn.Sequential:
-        return nn.Sequential(
-            nn.Linear(width_in, 2 * width), nn.GELU(approximate="tanh"), nn.Linear(2 * width, width)
-        )
+        return nn.Sequential(nn.Linear(width_in, 2 * width), nn.GELU(approximate="tanh"), nn.Linear(2 * width, width))
 
     class PlainModel(nn.Module):
         def __init__(self) -> None:

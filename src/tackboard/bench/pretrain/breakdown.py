@@ -4,8 +4,8 @@ The module takes a trainer and returns milliseconds per step of each part. An op
 that called it. An operation of the backward pass belongs to the part of the forward operation whose gradient it
 computes; torch's profiler gives both the same sequence number. On a GPU the times are those of kernels, on a CPU those
 of the main thread. Decided: parts are found by hooks on the modules of PinFM and by the names of operations (matrix
-products, attention), so the profile follows the code when operations are replaced. All that `model.loss` does outside of
-tables, projections and backbone belongs to the loss.
+products, attention), so the profile follows the code when operations are replaced. All that `model.loss` does outside
+of tables, projections and backbone belongs to the loss.
 """
 
 from __future__ import annotations

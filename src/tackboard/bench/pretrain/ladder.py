@@ -1,7 +1,7 @@
 """The ladder: optimisations of the training step in the order in which they are added, each with its slow twin.
 
-A rung is one optimisation. The first measurement has no rung, every later measurement adds one rung, and the last one is
-`tackboard train` as it is. A rung is switched off by settings of the run or by a context that puts the slow twin in
+A rung is one optimisation. The first measurement has no rung, every later measurement adds one rung, and the last one
+is `tackboard train` as it is. A rung is switched off by settings of the run or by a context that puts the slow twin in
 place of the fast operation:
 
     Rung("blocks", "the loss in blocks", off=replaced("tackboard.ops.contrastive:choose", slow_twin))

@@ -1,6 +1,6 @@
 """Times the steps of the real trainer, on whatever device there is.
 
-The module takes a config and a source of data, and returns the figures of some timed steps after some warm-up steps. The
+The module takes a config and a source of data, and returns the figures of timed steps after some warm-up steps. The
 step is `tackboard train`'s own: `TimedTrainer` is the trainer, with a clock around each step. A timed step lasts from
 the end of a step to the end of the next step, so it contains loading, lookup, backbone, loss, backward, both
 optimisers, guard and logging. Decided: no checkpoint is written. The trainer writes the first checkpoint before the
