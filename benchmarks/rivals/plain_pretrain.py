@@ -22,7 +22,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import resource
 import sys
 import time
 from pathlib import Path
@@ -43,6 +42,8 @@ def train(spec: dict[str, Any]) -> dict[str, float]:
     import torch
     from safetensors import safe_open
     from torch import nn
+
+    from tackboard.core.machine import peak_rss_bytes
 
     device = torch.device(spec["device"])
     with safe_open(spec["batches"], "pt") as file:
@@ -88,7 +89,7 @@ def train(spec: dict[str, Any]) -> dict[str, float]:
         "wall_ms": 1000 * wall_s / spec["timed"],
         "cpu_ms": 1000 * cpu_s / spec["timed"],
         "tokens_per_s": num_tokens / wall_s,
-        "peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        "peak_bytes": peak_rss_bytes(),
         "first_loss": first,
         "last_loss": loss.item(),
     }

@@ -6,6 +6,7 @@ Decided: the number of threads is set before torch is imported. It is the number
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -55,6 +56,9 @@ def keep_freed_memory() -> bool:
 
 def peak_rss_bytes() -> int:
     """Returns the largest resident set that this process has had, in bytes."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        # `getrusage` would also count the process that started this one, because a fork copies its memory first.
+        return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak) if sys.platform == "darwin" else int(peak) * 1024
 

@@ -2,8 +2,8 @@
 
 A preset is a run's config with the sizes of a synthetic log. `rows` says how long the rows of a batch are: "mixed"
 gives rows of 48 events on average and at most 256, "full" gives rows of exactly 256 events. A few items are in many
-events. Decided: every event is a positive and the only negatives are drawn uniformly. So the loss of a step has tokens ×
-`negatives` scores, the same for every implementation.
+events. Decided: every event is a positive and the only negatives are drawn uniformly. So the loss of a step has tokens
+× `negatives` scores, the same for every implementation.
 """
 
 from __future__ import annotations
