@@ -108,6 +108,8 @@ def build(setting: dict[str, Any]) -> Any:
         return nn.Sequential(nn.Linear(width_in, 2 * width), nn.GELU(approximate="tanh"), nn.Linear(2 * width, width))
 
     class PlainModel(nn.Module):
+        first_rows: torch.Tensor
+
         def __init__(self) -> None:
             super().__init__()
             rows = setting["num_hashes"] * setting["num_rows"]

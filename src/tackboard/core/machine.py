@@ -51,7 +51,7 @@ def keep_freed_memory() -> bool:
         return False
     # Some versions of glibc refuse a threshold above 32 MiB. There, no allocation bypasses the heap.
     is_in_heap = mallopt(M_MMAP_THRESHOLD, 1 << 30) == 1 or mallopt(M_MMAP_MAX, 0) == 1
-    return is_in_heap and mallopt(M_TRIM_THRESHOLD, 2**31 - 1) == 1
+    return bool(is_in_heap and mallopt(M_TRIM_THRESHOLD, 2**31 - 1) == 1)
 
 
 def peak_rss_bytes() -> int:

@@ -61,13 +61,13 @@ def profiled(trainer: TimedTrainer) -> dict[str, Any]:
     times_us = add_up(profiler.events(), is_gpu=is_gpu)
     parts = {part: times_us.get(part, 0.0) / 1000 / num_steps for part in PARTS}
     wall_ms = trainer.figures["wall_ms"]
-    if not is_gpu:
-        parts["loader"] = trainer.figures["loader_ms"]
-        parts["rest"] += max(0.0, wall_ms - sum(parts.values()))
+    parts["loader"] = 0.0 if is_gpu else trainer.figures["loader_ms"]
+    gpu_ms = kernels_us(profiler.events()) / 1000 / num_steps if is_gpu else None
+    parts["rest"] += max(0.0, (wall_ms if gpu_ms is None else gpu_ms) - sum(parts.values()))
     return {
         "parts": {part: round(value, 4) for part, value in parts.items()},
         "wall_ms": wall_ms,
-        "gpu_ms": sum(parts.values()) if is_gpu else None,
+        "gpu_ms": gpu_ms,
         "synchronisations": len([one for one in caught if "synchron" in str(one.message)]) / num_steps
         if is_gpu
         else None,
@@ -76,7 +76,7 @@ def profiled(trainer: TimedTrainer) -> dict[str, Any]:
 
 def add_up(events: Iterable[Any], *, is_gpu: bool) -> dict[str, float]:
     """Adds up the microseconds of the profiler's events by part. Events of a CPU count only in the main thread."""
-    known = [event for event in events if getattr(event, "device_type", None) != torch.autograd.DeviceType.CUDA]
+    known = [event for event in events if not _is_of_gpu(event)]
     parts_of_forward: dict[int, str] = {}
     for event in sorted(known, key=lambda event: event.time_range.start):
         part = _part_of_range(event)
@@ -93,6 +93,16 @@ def add_up(events: Iterable[Any], *, is_gpu: bool) -> dict[str, float]:
             part = _refined(_part(event, parts_of_forward), event, is_gpu=is_gpu)
             totals[part] = totals.get(part, 0.0) + time_us
     return totals
+
+
+def kernels_us(events: Iterable[Any]) -> float:
+    """Returns the microseconds of all kernels of a GPU. Copies of the next batch run beside them and do not count."""
+    kernels = [event for event in events if _is_of_gpu(event) and not event.name.startswith((MARK, "Memcpy HtoD"))]
+    return float(sum(event.time_range.elapsed_us() for event in kernels if not event.is_user_annotation))
+
+
+def _is_of_gpu(event: Any) -> bool:
+    return "CUDA" in str(event.device_type)
 
 
 def _part_of_range(event: Any) -> str | None:

@@ -40,7 +40,9 @@ class Spec:
     def read(cls, path: Path) -> Spec:
         """Reads a spec that `write` wrote."""
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in content.items()})
+        for name in ("overrides", "off"):
+            content[name] = tuple(content[name])
+        return cls(**content)
 
     def write(self, path: Path) -> Path:
         """Writes the spec as JSON and returns the path."""

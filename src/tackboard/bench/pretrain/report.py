@@ -17,7 +17,8 @@ def report(result: Mapping[str, Any]) -> Report:
     sizes = result["sizes"]
     command = " --quick" if result["quick"] else f" --size {','.join(sizes)}"
     command += "".join(f" --set {setting}" for setting in result["overrides"])
-    tables, charts = [], {}
+    tables: list[Table] = []
+    charts: dict[str, str] = {}
     for name, size in sizes.items():
         tables += [_floor(name, size), _ladder(name, size), *_rival(name, size), _parts(name, size)]
         charts |= _charts(name, size)

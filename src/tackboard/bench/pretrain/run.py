@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +119,9 @@ class _Size:
         specs = {BASE: self._without(rungs)} | {
             rung.name: self._without(rungs[number + 1 :]) for number, rung in enumerate(rungs)
         }
-        turns = {name: functools.partial(self._ours, name, spec) for name, spec in specs.items()}
+        turns: dict[str, Callable[[], dict[str, Any]]] = {
+            name: functools.partial(self._ours, name, spec) for name, spec in specs.items()
+        }
         if has_rival(self.config) and rivals.CODE.is_dir():
             turns[RIVAL] = self._rival
         runs = take_turns(turns, rounds)

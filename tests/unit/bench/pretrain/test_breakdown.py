@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tackboard.bench.pretrain.breakdown import BACKWARD, MARK, PARTS, add_up
+from tackboard.bench.pretrain.breakdown import BACKWARD, MARK, PARTS, add_up, kernels_us
 from tackboard.bench.pretrain.contender import Spec, measure
 
 
@@ -49,3 +49,18 @@ def test_the_parts_of_real_steps_add_up_to_the_step(tiny_spec: Spec) -> None:
     for part in ("tables", "projections", "products", "attention", "loss", "optimiser"):
         assert found["parts"][part] > 0
     assert found["gpu_ms"] is None
+
+
+def test_the_time_of_a_gpu_is_that_of_its_kernels() -> None:
+    def kernel(name: str, us: float, *, is_user_annotation: bool = False) -> Any:
+        made = event(name, 0)
+        made.device_type, made.is_user_annotation = "DeviceType.CUDA", is_user_annotation
+        made.time_range = SimpleNamespace(start=0, elapsed_us=lambda: us)
+        return made
+
+    ranges = [kernel(f"{MARK}loss", 100.0), kernel("own range", 100.0, is_user_annotation=True)]
+    events = [kernel("gemm", 3.0), kernel("Memcpy HtoD (Pinned -> Device)", 50.0), event("aten::mm", 0), *ranges]
+    assert kernels_us(events) == 3.0
+    product = event("aten::mm", 1, event(f"{MARK}backbone", 0, us=0.0), us=0.0)
+    product.self_device_time_total, product.kernels = 3.0, [SimpleNamespace(name="gemm")]
+    assert add_up([product, *events], is_gpu=True)["products"] == 3.0
