@@ -125,6 +125,34 @@ def bench_loader(
     _show(report(result), results, hardware, as_json=json_output)
 
 
+@app.command("pretrain")
+def bench_pretrain(
+    size: Annotated[
+        str,
+        typer.Option("--size", help="Measure these sizes, between commas: cpu, cpu-256, h200, …; default: by device."),
+    ] = "",
+    data: Data = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change a setting of every run: --set model.width=128. Repeatable."),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Measure everything this many times.")] = None,
+    quick: Quick = False,
+    results: Results = None,
+    hardware: Hardware = "cpu",
+    json_output: Json = False,
+) -> None:
+    """Measure a training step beside its floor, one optimisation at a time, and compare it with plain PyTorch."""
+    from tackboard.bench.pretrain.report import report
+    from tackboard.bench.pretrain.run import measure
+
+    with _scratch() as scratch:
+        result = measure(
+            Path(scratch), sizes=_words(size), data=data, overrides=overrides or (), rounds=rounds, quick=quick
+        )
+    _show(report(result), results, hardware, as_json=json_output)
+
+
 @app.command("overload")
 def bench_overload(
     quick: Quick = False, results: Results = None, hardware: Hardware = "cpu", json_output: Json = False

@@ -1,4 +1,4 @@
-"""Reports the cores and memory of this machine, and sets the number of threads.
+"""Reports the cores and memory of this machine, and sets the number of threads and how freed memory is kept.
 
 Decided: the number of threads is set before torch is imported. It is the number of cores that this process may use
 (affinity and cgroup quota), because too many threads have made an update of a table fifty times slower.
@@ -6,12 +6,17 @@ Decided: the number of threads is set before torch is imported. It is the number
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import re
 import resource
 import sys
 from pathlib import Path
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
+"""Options of glibc's `mallopt`: bytes of unused heap above which the heap shrinks, size of an allocation that bypasses
+the heap, and number of allocations that may bypass the heap."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -33,8 +38,28 @@ def set_thread_environment(num_threads: int | None = None) -> int:
     return int(os.environ["OMP_NUM_THREADS"]) if os.environ["OMP_NUM_THREADS"].isdigit() else chosen
 
 
+def keep_freed_memory() -> bool:
+    """Lets this process keep the memory that it frees, for its next allocations. Returns whether this is possible.
+
+    Without this setting, glibc returns every large tensor to the kernel when the tensor is freed, and the kernel clears
+    the same pages again for the next tensor. In training this can take a third of a step (docs/performance.md). The
+    process then keeps its largest memory until it ends. Other C libraries than glibc have no such setting: nothing
+    changes.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    # Some versions of glibc refuse a threshold above 32 MiB. There, no allocation bypasses the heap.
+    is_in_heap = mallopt(M_MMAP_THRESHOLD, 1 << 30) == 1 or mallopt(M_MMAP_MAX, 0) == 1
+    return bool(is_in_heap and mallopt(M_TRIM_THRESHOLD, 2**31 - 1) == 1)
+
+
 def peak_rss_bytes() -> int:
     """Returns the largest resident set that this process has had, in bytes."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        # `getrusage` would also count the process that started this one, because a fork copies its memory first.
+        return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak) if sys.platform == "darwin" else int(peak) * 1024
 

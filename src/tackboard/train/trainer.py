@@ -30,7 +30,7 @@ from tackboard.checkpoint.trained import FORMAT_VERSION, load_trained
 from tackboard.core.errors import DivergedError, Preempted, TackboardError, UsageError
 from tackboard.core.hashing import mix64
 from tackboard.core.locks import silence_to_wait_for, wait_for_lock
-from tackboard.core.machine import has_nvidia_driver, usable_cores
+from tackboard.core.machine import has_nvidia_driver, keep_freed_memory, usable_cores
 from tackboard.core.progress import Progress, say
 from tackboard.core.rundir import RunDirectory
 from tackboard.data.cluster import ClusterSteps
@@ -79,6 +79,8 @@ class Trainer:
         self.run = run
         self.source = source
         self.device = choose_device(config.training.device)
+        if self.device.type == "cpu":
+            keep_freed_memory()
         precision = config.training.precision
         self.is_half = precision == "bf16" or (precision == "auto" and self.device.type == "cuda")
         self.num_threads = config.training.num_threads or usable_cores()

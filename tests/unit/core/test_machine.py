@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from tackboard.core import machine
 from tackboard.core.machine import (
     THREAD_VARIABLES,
+    keep_freed_memory,
     peak_rss_bytes,
     set_thread_environment,
     total_memory_bytes,
@@ -61,3 +64,45 @@ def test_peak_memory_is_what_the_kernel_says() -> None:
 
 def test_a_missing_file_reads_as_nothing(tmp_path: Path) -> None:
     assert machine._read_first_line(tmp_path / "absent") == ""
+
+
+def test_without_glibc_freed_memory_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda _name: object())
+    assert not keep_freed_memory()
+
+
+@pytest.mark.parametrize(("refused", "expected"), [(None, {-3, -1}), (-3, {-3, -4, -1})])
+def test_an_old_glibc_takes_everything_from_the_heap(
+    refused: int | None, expected: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    class Library:
+        @staticmethod
+        def mallopt(option: int, _value: int) -> int:
+            asked.append(option)
+            return int(option != refused)
+
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda _name: Library)
+    assert keep_freed_memory()
+    assert set(asked) == expected
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+def test_freed_memory_is_used_again_without_page_faults() -> None:
+    code = (
+        "import resource\n"
+        "from tackboard.core.machine import keep_freed_memory\n"
+        "kept = keep_freed_memory()\n"
+        "for _ in range(4):\n"
+        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "    block = bytearray(64 << 20)\n"
+        "    for place in range(0, len(block), 4096):\n"
+        "        block[place] = 1\n"
+        "    del block\n"
+        "print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)\n"
+    )
+    kept, faults = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split()
+    if kept == "False":
+        pytest.skip("this C library has no such setting")
+    assert int(faults) < 1000  # 64 MiB have 16,384 pages.

@@ -1,1 +1,1 @@
-"""`tackboard bench pretrain`: how fast a step of pretraining is, and how fast it could be."""
+"""`tackboard bench pretrain`: a training step beside its floor, one optimisation at a time."""

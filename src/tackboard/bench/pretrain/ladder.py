@@ -1,0 +1,132 @@
+"""The ladder: optimisations of the training step in the order in which they are added, each with its slow twin.
+
+A rung is one optimisation. The first measurement has no rung, every later measurement adds one rung, and the last one
+is `tackboard train` as it is. A rung is switched off by settings of the run or by a context that puts the slow twin in
+place of the fast operation:
+
+    Rung("blocks", "the loss in blocks", off=replaced("tackboard.ops.contrastive:choose", slow_twin))
+
+Every rung has a tolerance: the loss after the timed steps may differ from the loss of the first measurement by at most
+this share, because an optimisation that changes results is no optimisation.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from tackboard.core.config import apply_overrides
+from tackboard.core.errors import UsageError
+from tackboard.train.config import RunConfig
+
+Off = Callable[[], AbstractContextManager[Any]]
+"""Returns a context in which the slow twin is in place of the fast operation."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One optimisation: `name` on the command line, `words` in tables, and how it is switched on and off."""
+
+    name: str
+    words: str
+    off: Off | None = None
+    settings_off: Sequence[str] = ()
+    """Settings `a.b=c` of a run without this optimisation."""
+    settings_on: Sequence[str] = ()
+    """Settings of a run with this optimisation; empty if the optimisation is the default."""
+    devices: Sequence[str] = field(default=("cpu", "cuda"))
+    """Types of devices on which this optimisation does something."""
+    tolerance: float = 1e-3
+    """Largest relative difference of the loss after the timed steps."""
+
+
+def replaced(place: str, value: Any) -> Off:
+    """Returns a switch that puts `value` at `place`, "module:name" or "module:Class.name".
+
+    A string `value` of this form names the thing that is put there. The modules are imported when the switch is used.
+    """
+
+    @contextmanager
+    def switch() -> Iterator[None]:
+        target, _, last = place.rpartition("." if "." in place.partition(":")[2] else ":")
+        new = _find(value) if isinstance(value, str) and ":" in value else value
+        owner = _find(target)
+        fast = getattr(owner, last)
+        setattr(owner, last, new)
+        try:
+            yield
+        finally:
+            setattr(owner, last, fast)
+
+    return switch
+
+
+def _find(place: str) -> Any:
+    module, _, path = place.partition(":")
+    found: Any = importlib.import_module(module)
+    for name in filter(None, path.split(".")):
+        found = getattr(found, name)
+    return found
+
+
+RUNGS = (
+    Rung(
+        "threads",
+        "all cores for tensor work",
+        settings_off=["training.num_threads=1"],
+        settings_on=["training.num_threads=0"],
+        devices=["cpu"],
+    ),
+    Rung("workers", "a thread that prepares the next window", settings_off=["data.num_workers=0"]),
+    Rung(
+        "memory",
+        "freed memory is kept for the next step",
+        off=replaced("tackboard.train.trainer:keep_freed_memory", bool),
+        devices=["cpu"],
+    ),
+    Rung(
+        "bf16",
+        "matrix products in bf16",
+        settings_off=["training.precision=fp32"],
+        settings_on=["training.precision=bf16"],
+        devices=["cuda"],
+        tolerance=2e-2,
+    ),
+    Rung(
+        "compile",
+        "layers and loss compiled by torch",
+        settings_off=["training.compile=off"],
+        settings_on=["training.compile=on"],
+        devices=["cuda"],
+        tolerance=2e-2,
+    ),
+)
+"""The optimisations, in the order in which they are added."""
+
+
+def rungs_of(device_type: str) -> tuple[Rung, ...]:
+    """Returns the rungs that do something on a type of device."""
+    return tuple(rung for rung in RUNGS if device_type in rung.devices)
+
+
+def without(config: RunConfig, names: Sequence[str], device_type: str, stack: ExitStack) -> RunConfig:
+    """Returns `config` without the rungs `names`, whose slow twins are in place until `stack` is closed.
+
+    All other rungs of this type of device are on. Raises UsageError if a name is not one of these rungs.
+    """
+    rungs = rungs_of(device_type)
+    if unknown := set(names).difference(rung.name for rung in rungs):
+        known = ", ".join(rung.name for rung in rungs)
+        raise UsageError(f"there is no rung {', '.join(sorted(unknown))}", allowed=f"allowed: {known}")
+    settings: list[str] = []
+    for rung in rungs:
+        if rung.name not in names:
+            settings += rung.settings_on
+            continue
+        settings += rung.settings_off
+        if rung.off is not None:
+            stack.enter_context(rung.off())
+    return apply_overrides(config, settings)
