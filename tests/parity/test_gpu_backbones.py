@@ -11,12 +11,12 @@ from small_models import CONFIGS, VOCABULARY, histories_over_all_items
 from torch import nn
 
 from tackboard.core.vocabulary import Vocabulary
-from tackboard.models import decoder
 from tackboard.models.decoder import Decoder
 from tackboard.models.hstu import HSTU
 from tackboard.models.interface import compile_parts
 from tackboard.models.sequential import hstu, sasrec
 from tackboard.models.time_encoding import hstu_bucket, log2_bucket
+from tackboard.ops import packed_attention_reference
 
 pytestmark = [
     pytest.mark.gpu,
@@ -49,7 +49,7 @@ def results(model: nn.Module, device: str, *, half: bool = False) -> tuple[torch
 @pytest.mark.parametrize("tile_cells", [1 << 24, 1 << 12])
 @pytest.mark.parametrize("name", sorted(BACKBONES))
 def test_backbones_agree(monkeypatch: pytest.MonkeyPatch, name: str, tile_cells: int) -> None:
-    monkeypatch.setattr(decoder, "TILE_CELLS", {"cpu": tile_cells, "cuda": tile_cells})
+    monkeypatch.setattr(packed_attention_reference, "TILE_CELLS", {"cpu": tile_cells, "cuda": tile_cells})
     torch.manual_seed(0)
     model = BACKBONES[name]()
     hidden, gradients = results(model, "cpu")

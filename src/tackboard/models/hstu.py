@@ -22,25 +22,14 @@ Shapes: T packed tokens, B rows, S positions, D width, H heads of width d, E = H
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import nn
 from torch.nn import functional
 
-from tackboard.models.decoder import (
-    ElapsedBuckets,
-    LayerStack,
-    Packing,
-    PositionEncoding,
-    Rotation,
-    Tile,
-    attend_in_tiles,
-    distances_of,
-    rotated,
-)
-from tackboard.models.time_encoding import hstu_bucket
-from tackboard.ops.small_table import small_table_rows
+from tackboard.batch.layout import RowLayout
+from tackboard.models.decoder import LayerStack, PositionEncoding, Rotation, rotated
+from tackboard.models.time_encoding import hstu_boundaries
+from tackboard.ops.packed_attention import Elapsed, Weighing, packed_attention
 
 NORM_EPS = 1e-6
 TIME_BUCKETS = 128
@@ -73,27 +62,20 @@ class HSTULayer(nn.Module):
         nn.init.zeros_(self.out.bias)
 
     def forward(
-        self, x_TD: torch.Tensor, packing: Packing, rotation: Rotation | None, elapsed: ElapsedBuckets | None
+        self, x_TD: torch.Tensor, layout: RowLayout, rotation: Rotation | None, elapsed: Elapsed | None
     ) -> torch.Tensor:
         normed_TD = functional.layer_norm(x_TD, x_TD.shape[1:], eps=NORM_EPS)
-        u, v, q, k = functional.silu(self.uvqk(normed_TD)).chunk(4, dim=1)
+        u_TE, v_TE, q_TE, k_TE = functional.silu(self.uvqk(normed_TD)).chunk(4, dim=1)
+        q_THd, k_THd, v_THd = (part_TE.unflatten(1, (self.num_heads, -1)) for part_TE in (q_TE, k_TE, v_TE))
         if rotation is not None:
-            q, k = (rotated(part.unflatten(1, (self.num_heads, -1)), rotation).flatten(1) for part in (q, k))
-        grids = [packing.spread(part).unflatten(2, (self.num_heads, -1)).transpose(1, 2) for part in (q, k, v)]
-        mixed_BHSd = attend_in_tiles(functools.partial(self._attend, elapsed), *grids)
-        read_TE = packing.collect(mixed_BHSd.transpose(1, 2).flatten(2))
-        gated_TE = functional.layer_norm(read_TE, read_TE.shape[1:], eps=NORM_EPS) * u
+            q_THd, k_THd = rotated(q_THd, rotation), rotated(k_THd, rotation)
+        read_TE = packed_attention(q_THd, k_THd, v_THd, layout, self._weighing(elapsed)).flatten(1)
+        gated_TE = functional.layer_norm(read_TE, read_TE.shape[1:], eps=NORM_EPS) * u_TE
         return x_TD + self.out(functional.dropout(gated_TE, self.dropout, self.training))
 
-    def _attend(
-        self, elapsed: ElapsedBuckets | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tile: Tile | None
-    ) -> torch.Tensor:
-        distances_qk = distances_of(q, k)
-        bias = _looked_up(self.position_bias, distances_qk.clamp(0, self.max_positions - 1))
-        if elapsed is not None and self.time_bias is not None:
-            bias = bias + _looked_up(self.time_bias, elapsed.of_tile(tile))[:, None]
-        weights_bHqk = functional.silu(q @ k.transpose(2, 3) + bias) / self.max_positions
-        return weights_bHqk.masked_fill(distances_qk < 0, 0.0) @ v
+    def _weighing(self, elapsed: Elapsed | None) -> Weighing:
+        time_bias_V1 = None if elapsed is None or self.time_bias is None else self.time_bias[:, None]
+        return Weighing(self.max_positions, self.position_bias, time_bias_V1, elapsed)
 
 
 class HSTU(LayerStack):
@@ -122,10 +104,5 @@ class HSTU(LayerStack):
         )
         self.final_norm = nn.LayerNorm(width) if final_norm else None
 
-    def bucket(self, elapsed_ms: torch.Tensor) -> torch.Tensor:
-        return hstu_bucket(elapsed_ms, self.num_buckets)
-
-
-def _looked_up(weights: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Returns `weights[places]`. On a CPU the backward pass adds gradients in a fixed order, unlike plain indexing."""
-    return small_table_rows(weights[:, None], places).squeeze(-1)
+    def boundaries_ms(self, device: torch.device) -> torch.Tensor:
+        return hstu_boundaries(self.num_buckets, device)

@@ -3,7 +3,7 @@
 Input and output are those of `decoder.LayerStack`; times are ignored. As published, queries are computed from normed
 tokens, but keys and values are computed from tokens without a norm. Dropout also applies to attention weights.
 
-Shapes: T packed tokens, B rows, S positions, D width, H heads, d width of a head.
+Shapes: T packed tokens, D width, H heads, d width of a head.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tackboard.models.decoder import LayerStack, Packing, PositionEncoding
+from tackboard.batch.layout import RowLayout
+from tackboard.models.decoder import LayerStack, PositionEncoding
+from tackboard.ops.packed_attention import Weighing, packed_attention
 
 
 class SASRecLayer(nn.Module):
@@ -32,13 +34,12 @@ class SASRecLayer(nn.Module):
         self.ffn_in = nn.Linear(width, ffn_width)
         self.ffn_out = nn.Linear(ffn_width, width)
 
-    def forward(self, x_TD: torch.Tensor, packing: Packing, *_no_rotation_no_times: None) -> torch.Tensor:
+    def forward(self, x_TD: torch.Tensor, layout: RowLayout, *_no_rotation_no_times: None) -> torch.Tensor:
         query_TD = self.query_norm(x_TD)
-        grid = packing.spread(torch.cat([self.query(query_TD), self.key_value(x_TD)], dim=1))
-        q, k, v = grid.unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        dropped = self.dropout if self.training else 0.0
-        mixed_BHSd = functional.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropped)
-        read_TD = self.attention_out(packing.collect(mixed_BHSd.transpose(1, 2).flatten(2)))
+        k_TD, v_TD = self.key_value(x_TD).chunk(2, dim=1)
+        parts = (part_TD.unflatten(1, (self.num_heads, -1)) for part_TD in (self.query(query_TD), k_TD, v_TD))
+        weighing = Weighing(dropout=self.dropout if self.training else 0.0)
+        read_TD = self.attention_out(packed_attention(*parts, layout, weighing).flatten(1))
         y_TD = self.ffn_norm(query_TD + read_TD)
         return y_TD + self._drop(self.ffn_out(self._drop(functional.relu(self.ffn_in(y_TD)))))
 

@@ -36,11 +36,11 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from tackboard.batch import HashConfig, RequestBatch, SequenceBatch
+from tackboard.batch.layout import RowLayout
 from tackboard.core.config import check
 from tackboard.core.errors import ConfigError
 from tackboard.core.vocabulary import SINCE_LAST, Vocabulary
 from tackboard.models.backbone import BackboneConfig, without_unread
-from tackboard.models.decoder import Packing
 from tackboard.models.interface import LossOutput, ModelConfig, RetrievalModel
 from tackboard.models.losses import info_nce, negative_log_weights
 from tackboard.models.tables import TableConfig
@@ -291,11 +291,11 @@ class SequentialModel(RetrievalModel):
 
         In training no request follows the last event of a row, and the hidden vector of that event predicts nothing.
         """
-        packing = Packing.from_lengths(batch.lengths())
-        packing.check_fits(self.config.max_history)
+        layout = RowLayout.of_lengths(batch.lengths())
+        layout.check_fits(self.config.max_history)
         # Unlike indexing, embedding() adds up gradients in a fixed order, so a resumed run repeats every bit.
         x_TD = functional.embedding(batch.items, items_MD) * math.sqrt(self.config.width)
-        x_TD = x_TD + self.positions(packing.places)
+        x_TD = x_TD + self.positions(layout.places)
         if self.actions is not None:
             x_TD = x_TD + self.actions(batch.actions)
         last_bucket = self.config.num_time_buckets - 1
@@ -313,7 +313,7 @@ class SequentialModel(RetrievalModel):
             if self.config.use_request_time:
                 last_B = times_T.index_select(0, (batch.offsets[1:] - 1).clamp_min(0))
                 asked_T = _of_next(batch, times_T, last_B + (since_B.clamp_min(0).double() * 1000).round().long())
-        hidden: torch.Tensor = self.backbone(x_TD, batch.lengths(), times_T, asked_T)
+        hidden: torch.Tensor = self.backbone(x_TD, batch.lengths(), times_T, asked_T, layout)
         return hidden
 
     def _request_vectors(self, since: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ bucket. Negative times are in bucket 0.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -23,16 +24,29 @@ def log2_bucket(elapsed: torch.Tensor, num_buckets: int, *, per_second: int = 1)
 
     `elapsed` is in units of 1 / `per_second` seconds (1: seconds, 1,000: milliseconds), as whole numbers or floats.
     """
-    last = min(num_buckets, 63 - per_second.bit_length())
-    powers = torch.arange(1, last, device=elapsed.device)
-    boundaries = ((torch.ones_like(powers) << powers) - 1) * per_second
+    boundaries = log2_boundaries(num_buckets, per_second, elapsed.device)
     return torch.bucketize(elapsed, boundaries.to(elapsed.dtype), right=True)
+
+
+def log2_boundaries(num_buckets: int, per_second: int, device: torch.device) -> torch.Tensor:
+    """Returns the elapsed times at which the buckets of `log2_bucket` begin, but for bucket 0, as int64."""
+    last = min(num_buckets, 63 - per_second.bit_length())
+    powers = torch.arange(1, last, device=device)
+    return ((torch.ones_like(powers) << powers) - 1) * per_second
 
 
 def hstu_bucket(elapsed_ms: torch.Tensor, num_buckets: int) -> torch.Tensor:
     """Returns floor(ln(seconds) / 0.301) of each element, at most `num_buckets` - 1, as int64; 0 below one second."""
+    return torch.bucketize(elapsed_ms, hstu_boundaries(num_buckets, elapsed_ms.device), right=True)
+
+
+@functools.cache
+@torch.inference_mode(False)
+def hstu_boundaries(num_buckets: int, device: torch.device) -> torch.Tensor:
+    """Returns the elapsed times in ms at which the buckets of `hstu_bucket` begin, but for bucket 0, as int64.
+
+    The numbers are kept on the device, because to copy them in every step would make the host wait for the device.
+    """
     exact = [math.ceil(1000 * math.exp(HSTU_LOG_STEP * number)) for number in range(1, num_buckets)]
     boundaries = [boundary for boundary in exact if boundary <= MAX_INT64]
-    return torch.bucketize(
-        elapsed_ms, torch.tensor(boundaries, dtype=torch.int64, device=elapsed_ms.device), right=True
-    )
+    return torch.tensor(boundaries, dtype=torch.int64, device=device)

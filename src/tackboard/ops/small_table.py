@@ -38,7 +38,8 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (index,) = ctx.saved_tensors
-        gradient_LH = gradients[0].reshape(index.numel(), gradients[0].shape[-1]).float()
+        gradient_LH = gradients[0].reshape(index.numel(), gradients[0].shape[-1])
+        gradient_LH = gradient_LH.to(torch.promote_types(gradient_LH.dtype, torch.float32))
         place_L = index.reshape(-1).long()
         copies = COPIES if index.is_cuda else 1
         if copies > 1:

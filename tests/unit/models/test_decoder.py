@@ -7,19 +7,12 @@ import math
 import pytest
 import torch
 
+from tackboard.batch.layout import RowLayout
 from tackboard.core.errors import ConfigError, DataError
-from tackboard.models import decoder as module
-from tackboard.models.decoder import (
-    Block,
-    Decoder,
-    ElapsedBuckets,
-    Packing,
-    distances_of,
-    rotated,
-    rotation_of,
-    tiles_of,
-)
-from tackboard.models.time_encoding import log2_bucket
+from tackboard.models.decoder import Block, Decoder, rotated, rotation_of
+from tackboard.models.time_encoding import log2_boundaries
+from tackboard.ops import packed_attention_reference as reference
+from tackboard.ops.packed_attention import Elapsed
 
 TIMES = torch.tensor([0, 500, 4_000, 4_000, 90_000_000, 0, 7_000, 2_000_000])
 """Of rows of 5 and 3 tokens."""
@@ -43,15 +36,6 @@ def packed(decoder: Decoder, *rows: torch.Tensor) -> list[torch.Tensor]:
     return list(decoder(torch.cat(rows), lengths).detach().split(lengths.tolist()))
 
 
-def test_packing_spreads_and_collects() -> None:
-    packing = Packing.from_lengths(torch.tensor([2, 0, 3]))
-    x = torch.arange(10.0).view(5, 2) + 1
-    grid = packing.spread(x)
-    assert grid[:, :, 0].tolist() == [[1, 3, 0], [0, 0, 0], [5, 7, 9]]
-    assert torch.equal(packing.collect(grid), x)
-    assert packing.places.tolist() == [0, 1, 0, 1, 2]
-
-
 def test_attention_equals_its_definition() -> None:
     torch.manual_seed(1)
     block = Block(width=6, num_heads=2, mlp_ratio=2, dropout=0.0)
@@ -65,7 +49,7 @@ def test_attention_equals_its_definition() -> None:
             for place in range(length):
                 weights = (k[: place + 1, part] @ q[place, part] / math.sqrt(3)).softmax(0)
                 expected[first + place, part] = weights @ v[: place + 1, part]
-    found = block._attend(x, Packing.from_lengths(torch.tensor(lengths)), None, None)
+    found = block._attend(x, RowLayout.of_lengths(torch.tensor(lengths)), None, None)
     assert torch.allclose(found, block.attention_out(expected), atol=1e-5)
 
 
@@ -143,35 +127,23 @@ def plain_attention(
 def test_attention_with_time_equals_its_definition(
     monkeypatch: pytest.MonkeyPatch, rotary: bool, tile_cells: int
 ) -> None:
-    monkeypatch.setattr(module, "TILE_CELLS", {"cpu": tile_cells, "cuda": tile_cells})
+    monkeypatch.setattr(reference, "TILE_CELLS", {"cpu": tile_cells, "cuda": tile_cells})
     torch.manual_seed(1)
     block = Block(width=8, num_heads=2, mlp_ratio=2, dropout=0.0, time_bias=12)
     torch.nn.init.normal_(block.time_bias)  # type: ignore[arg-type]
     x, lengths = torch.randn(8, 8), [5, 3]
-    packing = Packing.from_lengths(torch.tensor(lengths))
-    elapsed = ElapsedBuckets(packing, TIMES, ASKED, lambda ms: log2_bucket(ms, 12, per_second=1000))
-    rotation = rotation_of(packing.places, 4) if rotary else None
-    found = block._attend(x, packing, rotation, elapsed)
+    layout = RowLayout.of_lengths(torch.tensor(lengths))
+    elapsed = Elapsed(TIMES, ASKED, log2_boundaries(12, 1000, TIMES.device))
+    rotation = rotation_of(layout.places, 4) if rotary else None
+    found = block._attend(x, layout, rotation, elapsed)
     assert torch.allclose(found, plain_attention(block, x, lengths, TIMES, ASKED, rotary=rotary), atol=1e-5)
-
-
-def test_tiles_cover_the_grid_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cells, num_rows, length in ((1, 3, 4), (40, 5, 3), (25, 2, 7), (1 << 24, 4, 9), (100, 0, 5)):
-        covered = torch.zeros(num_rows, length)
-        for tile in tiles_of(num_rows, 2, length, cells):
-            covered[tile.rows, tile.queries] += 1
-            num_cells = len(range(*tile.rows.indices(num_rows))) * 2 * length * (tile.queries.stop - tile.queries.start)
-            assert num_cells <= max(cells, 2 * length)
-        assert bool((covered == 1).all())
-    queries, keys = torch.zeros(1, 1, 2, 3), torch.zeros(1, 1, 4, 3)
-    assert distances_of(queries, keys).tolist() == [[2, 1, 0, -1], [3, 2, 1, 0]]
 
 
 def test_tiles_change_neither_result_nor_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     x, lengths = torch.randn(8, 8), torch.tensor([5, 3])
     results = []
     for cells in (1 << 24, 30, 1):
-        monkeypatch.setattr(module, "TILE_CELLS", {"cpu": cells, "cuda": cells})
+        monkeypatch.setattr(reference, "TILE_CELLS", {"cpu": cells, "cuda": cells})
         decoder = decoder_with(time_bias=12)
         hidden = decoder(x, lengths, TIMES, ASKED)
         hidden.square().sum().backward()

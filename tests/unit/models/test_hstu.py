@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch.nn import functional
 
+from tackboard.batch.layout import RowLayout
 from tackboard.core.errors import DataError
-from tackboard.models import decoder
 from tackboard.models.hstu import HSTU, HSTULayer
+from tackboard.ops import packed_attention_reference as reference
+from tackboard.ops.packed_attention import packed_attention
 
 LENGTHS = [5, 0, 3]
 TIMES = torch.tensor([0, 500, 4_000, 4_000, 90_000_000, 0, 7_000, 2_000_000])
@@ -61,7 +63,7 @@ def plain_layer(layer: HSTULayer, x: torch.Tensor, times: list[int], asked: list
 @pytest.mark.parametrize("tile_cells", [1 << 24, 1])
 @pytest.mark.parametrize("settings", [{}, {"head_width": 4}, {"max_positions": 2}])
 def test_equal_to_its_definition(monkeypatch: pytest.MonkeyPatch, settings: dict[str, int], tile_cells: int) -> None:
-    monkeypatch.setattr(decoder, "TILE_CELLS", {"cpu": tile_cells, "cuda": tile_cells})
+    monkeypatch.setattr(reference, "TILE_CELLS", {"cpu": tile_cells, "cuda": tile_cells})
     model = hstu_with(positions="none", final_norm=False, **settings)
     x = torch.randn(8, 6)
     with torch.no_grad():
@@ -95,7 +97,7 @@ def test_causal_and_blind_to_company(positions: str, time_bias: int) -> None:
 def test_tiles_change_neither_result_nor_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     x, results = torch.randn(8, 6), []
     for cells in (1 << 24, 30, 1):
-        monkeypatch.setattr(decoder, "TILE_CELLS", {"cpu": cells, "cuda": cells})
+        monkeypatch.setattr(reference, "TILE_CELLS", {"cpu": cells, "cuda": cells})
         model = hstu_with()
         hidden = model(x, torch.tensor(LENGTHS), TIMES, ASKED)
         hidden.pow(3).sum().backward()
@@ -118,8 +120,8 @@ def test_what_a_token_reads_grows_with_the_keys_that_match_it() -> None:
     """The number of matching keys is what a softmax would lose."""
     layer = hstu_with(num_heads=1).layers[0]
     assert isinstance(layer, HSTULayer)
-    grid = torch.ones(1, 1, 6, 6)
-    read = layer._attend(None, grid, grid, grid, decoder.Tile(slice(0, 1), slice(0, 6)))[0, 0, :, 0]
+    ones = torch.ones(6, 1, 6)
+    read = packed_attention(ones, ones, ones, RowLayout.of_lengths(torch.tensor([6])), layer._weighing(None))[:, 0, 0]
     assert (read[1:] > read[:-1] * 1.1).all()
 
 

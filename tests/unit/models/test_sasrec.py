@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from tackboard.batch.layout import RowLayout
 from tackboard.core.errors import DataError
-from tackboard.models.decoder import Packing
 from tackboard.models.sasrec import SASRec, SASRecLayer
 
 
@@ -25,7 +25,7 @@ def test_a_sasrec_layer_equals_its_definition() -> None:
                 heads.append(weights @ values[:, part])
             y = layer.ffn_norm(normed + layer.attention_out(torch.cat(heads)))
             expected.append(y + layer.ffn_out(functional.relu(layer.ffn_in(y))))
-    found = layer(x, Packing.from_lengths(torch.tensor([5, 3])))
+    found = layer(x, RowLayout.of_lengths(torch.tensor([5, 3])))
     assert torch.allclose(found, torch.stack(expected), atol=1e-5)
 
 

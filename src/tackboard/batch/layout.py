@@ -1,0 +1,202 @@
+"""Says where the rows of a batch lie among its packed tokens, as the host knows it.
+
+The input is the offsets of the rows, on the CPU. The output is a `RowLayout`: numbers that the host needs to start
+kernels, and index tensors that the kernels read. `RowLayout.to` moves the tensors to the device in one copy. So a model
+that is given a layout never asks the device for a length, and a step need not wait for the device.
+
+Attention without a kernel for packed rows works on padded grids. One grid for all rows would be mostly padding: with
+rows of 48 tokens on average and 256 at most, 5 of 6 cells are empty. So rows are sorted by length and cut into a few
+groups of similar length, and each group is a grid of its own. The cuts minimise the estimated time: GROUP_COST cells
+for each group, and S + CELL_COST cells for each of a group's positions, where S is the group's longest row. The cells
+of all grids are numbered through, group by group. A padded cell holds a copy of its row's last token, which no earlier
+token sees because attention is causal.
+
+Shapes: B rows, T packed tokens, C cells of all grids, N blocks of at most BLOCK tokens of one row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tackboard.core.errors import DataError
+
+BLOCK = 64
+"""Tokens of a block: kernels for packed rows start one program for each block."""
+GROUP_COST = 8192
+"""What a group costs beside its cells, in cells of attention scores. Measured on a CPU with 2 heads of width 32."""
+CELL_COST = 48
+"""What a position of a grid costs beside its scores, in cells of attention scores; measured as GROUP_COST."""
+STEPS_PER_OCTAVE = 8
+"""Cuts between groups lie at this many lengths per power of two, so that there are at most about 100 places to cut."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """A grid of rows of similar length: its first cell, its number of rows, and the length of its longest row."""
+
+    first_cell: int
+    num_rows: int
+    length: int
+
+    @property
+    def num_cells(self) -> int:
+        return self.num_rows * self.length
+
+
+@dataclasses.dataclass(frozen=True)
+class RowLayout:
+    """The rows of a batch: counts and groups on the host, and index tensors (int32) on the host or on a device."""
+
+    num_rows: int
+    num_tokens: int
+    longest: int
+    """Number of tokens of the longest row."""
+    groups: tuple[Group, ...]
+    """The grids that hold all rows but the empty ones, from short rows to long rows."""
+    offsets: torch.Tensor
+    """The first token of each row, and the number of tokens [B + 1]."""
+    places: torch.Tensor
+    """The place of each token in its row [T]."""
+    cells: torch.Tensor
+    """The cell of each token [T]."""
+    tokens: torch.Tensor
+    """The token that each cell holds [C]."""
+    block_rows: torch.Tensor
+    """The row of each block [N]. N depends on B and T only, so there are blocks without tokens at the end."""
+    block_starts: torch.Tensor
+    """The place at which each block starts in its row [N]; a block without tokens starts at the end of row 0."""
+    packed: torch.Tensor
+    """One tensor that holds all index tensors, so that one copy moves them all."""
+
+    @classmethod
+    def of(cls, offsets: torch.Tensor) -> RowLayout:
+        """Returns the layout of the rows that `offsets` [B + 1], a CPU tensor of whole numbers, names."""
+        if offsets.is_cuda:
+            raise DataError("a layout was asked of offsets on a GPU", fix="build the layout where the batch is built")
+        offsets_np: NDArray[np.int64] = offsets.numpy().astype(np.int64)
+        lengths, num_tokens = np.diff(offsets_np), int(offsets_np[-1])
+        if num_tokens >= 1 << 31 or offsets_np[0] != 0 or (lengths < 0).any():
+            raise DataError(
+                f"offsets run from {offsets_np[0]:,} to {num_tokens:,}",
+                allowed="allowed: rising numbers that start at 0 and stay below 2**31",
+                fix="build offsets from the lengths of the rows",
+            )
+        places = np.arange(num_tokens) - np.repeat(offsets_np[:-1], lengths)
+        groups, cells, tokens = _grids(offsets_np, lengths, places)
+        blocks = _blocks(lengths, num_tokens)
+        parts = (offsets_np, places, cells, tokens, *blocks)
+        longest = int(lengths.max(initial=0))
+        return cls(len(lengths), num_tokens, longest, groups, *_split(_joined(parts), [len(part) for part in parts]))
+
+    @classmethod
+    def of_lengths(cls, lengths: torch.Tensor) -> RowLayout:
+        """Returns the layout of rows of these lengths [B], on their device. Waits for the device if that is a GPU."""
+        host = lengths.detach().cpu().long()
+        return cls.of(torch.cat([host.new_zeros(1), host.cumsum(0)])).to(lengths.device)
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = True) -> RowLayout:
+        """Returns the layout with its tensors on a device, moved by one copy."""
+        if self.packed.device == torch.device(device):
+            return self
+        parts = _split(self.packed.to(device, non_blocking=non_blocking), self._sizes())
+        return dataclasses.replace(self, **dict(zip(INDEX_FIELDS, parts, strict=True)))
+
+    def pin_memory(self) -> RowLayout:
+        """Returns the layout in pinned memory, from which a copy to a GPU runs beside other work."""
+        parts = _split(self.packed.pin_memory(), self._sizes())
+        return dataclasses.replace(self, **dict(zip(INDEX_FIELDS, parts, strict=True)))
+
+    @property
+    def bound(self) -> int:
+        """The length of the longest row, rounded up to a power of two, so that kernels see few different numbers."""
+        return 1 << max(0, self.longest - 1).bit_length()
+
+    def check_fits(self, max_positions: int) -> None:
+        """Raises DataError if a row has more tokens than there are learned positions."""
+        if self.longest > max_positions:
+            raise DataError(
+                f"a row has {self.longest:,} tokens",
+                allowed=f"allowed: at most {max_positions:,}, the positions that the model has learned",
+                fix="read shorter histories, or build the model with rotary positions",
+            )
+
+    def _sizes(self) -> list[int]:
+        return [len(getattr(self, name)) for name in INDEX_FIELDS[:-1]]
+
+
+INDEX_FIELDS = ("offsets", "places", "cells", "tokens", "block_rows", "block_starts", "packed")
+
+
+def cuts_of(lengths: NDArray[np.int64]) -> list[int]:
+    """Cuts rows, sorted by length and not empty, into groups; returns the end of each group among the rows."""
+    octave = np.maximum(np.floor(np.log2(lengths)).astype(np.int64), STEPS_PER_OCTAVE.bit_length() - 1)
+    step = (1 << octave) // STEPS_PER_OCTAVE
+    ends = np.append(np.flatnonzero(np.diff(-(-lengths // step) * step)) + 1, len(lengths))
+    starts = np.append(0, ends[:-1])
+    longest = lengths[ends - 1]
+    per_row = longest * (longest + CELL_COST)
+    # least[i]: the least cost of the rows before starts[i]; its last group begins at the candidate origin[i - 1].
+    least, origin = np.zeros(len(ends) + 1), np.zeros(len(ends), dtype=np.int64)
+    for last in range(len(ends)):
+        costs = least[: last + 1] + (ends[last] - starts[: last + 1]) * per_row[last] + GROUP_COST
+        origin[last] = costs.argmin()
+        least[last + 1] = costs[origin[last]]
+    cuts, last = [], len(ends) - 1
+    while last >= 0:
+        cuts.append(int(ends[last]))
+        last = int(origin[last]) - 1
+    return cuts[::-1]
+
+
+def _grids(
+    offsets: NDArray[np.int64], lengths: NDArray[np.int64], places: NDArray[np.int64]
+) -> tuple[tuple[Group, ...], NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the groups, the cell of each token, and the token of each cell."""
+    order = np.argsort(lengths, kind="stable")
+    order = order[np.searchsorted(lengths[order], 1) :]
+    if not len(order):
+        return (), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    groups, tokens, first_cells = [], [], np.zeros(len(lengths), dtype=np.int64)
+    begin = cell = 0
+    for end in cuts_of(lengths[order]):
+        rows, longest = order[begin:end], int(lengths[order[end - 1]])
+        groups.append(Group(cell, len(rows), longest))
+        first_cells[rows] = cell + np.arange(len(rows)) * longest
+        tokens.append((offsets[rows, None] + np.minimum(np.arange(longest), lengths[rows, None] - 1)).ravel())
+        begin, cell = end, cell + len(rows) * longest
+    return tuple(groups), np.repeat(first_cells, lengths) + places, np.concatenate(tokens)
+
+
+def _blocks(lengths: NDArray[np.int64], num_tokens: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns row and start of each block; blocks of long rows come first, because they work longest."""
+    counts = -(-lengths // BLOCK)
+    rows = np.repeat(np.arange(len(lengths)), counts)
+    starts = (np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)) * BLOCK
+    order = np.argsort(-starts, kind="stable")
+    none = num_tokens // BLOCK + len(lengths) - len(rows)
+    end = lengths[0] if len(lengths) else 0
+    return np.append(rows[order], np.zeros(none, np.int64)), np.append(starts[order], np.full(none, end))
+
+
+def _joined(parts: tuple[NDArray[np.int64], ...]) -> torch.Tensor:
+    """Joins index arrays; each starts at a multiple of 16 bytes, as kernels like it."""
+    joined = np.zeros(sum(_padded(len(part)) for part in parts), dtype=np.int32)
+    begin = 0
+    for part in parts:
+        joined[begin : begin + len(part)] = part
+        begin += _padded(len(part))
+    return torch.from_numpy(joined)
+
+
+def _split(joined: torch.Tensor, sizes: list[int]) -> list[torch.Tensor]:
+    """Returns the index tensors that `_joined` has joined, and the joined tensor itself."""
+    parts = joined.split([_padded(size) for size in sizes])
+    return [*(part[:size] for part, size in zip(parts, sizes, strict=True)), joined]
+
+
+def _padded(size: int) -> int:
+    return -(-size // 4) * 4

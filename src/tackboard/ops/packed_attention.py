@@ -1,0 +1,107 @@
+"""Computes causal attention of packed rows without padding, by the fastest way that the device and the setting allow.
+
+Queries, keys and values are packed tokens [T, H, d], and `RowLayout` says where rows lie. A token reads itself and the
+tokens before it in its row. The output is what each token reads [T, H, d].
+
+    device, setting                                           way
+    CPU                                                       grids of rows of similar length (`_reference`)
+    GPU, softmax without a bias, bf16 or fp16                 torch's varlen_attn (Flash Attention)
+    GPU, softmax with a time bias; pointwise; fp32            our kernels (`_triton`)
+    GPU, dropout of weights, or Triton missing                grids of rows of similar length; said once
+
+Decided: the bias of both kinds of attention runs in our own kernels and not in FlexAttention. FlexAttention always
+applies a softmax, so HSTU's pointwise weights cannot be written with it, and gradients of a bias that it looks up are
+added by atomics, in no fixed order.
+
+Shapes: T packed tokens, H heads, d width of a head.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import inspect
+import logging
+from typing import Any
+
+import torch
+
+from tackboard.batch.layout import RowLayout
+from tackboard.ops.packed_attention_reference import SOFTMAX, Elapsed, Weighing, grouped_attention
+
+__all__ = ["SOFTMAX", "Elapsed", "Weighing", "packed_attention", "varlen_attention"]
+
+MAX_HEAD_WIDTH = 256
+"""Widest head of Flash Attention and of our kernels."""
+
+_log = logging.getLogger(__name__)
+
+
+def packed_attention(
+    q_THd: torch.Tensor,
+    k_THd: torch.Tensor,
+    v_THd: torch.Tensor,
+    layout: RowLayout,
+    weighing: Weighing = SOFTMAX,
+) -> torch.Tensor:
+    """Returns what each token reads [T, H, d]. See the module's docstring for the way that is chosen."""
+    way = choose(q_THd, weighing)
+    if way == "varlen":
+        return varlen_attention(q_THd, k_THd, v_THd, layout)
+    if way == "triton":
+        # Triton is imported only where it runs, so that the package works without it.
+        from tackboard.ops.packed_attention_triton import triton_attention
+
+        return triton_attention(q_THd, k_THd, v_THd, layout, weighing)
+    return grouped_attention(q_THd, k_THd, v_THd, layout, weighing)
+
+
+def choose(q_THd: torch.Tensor, weighing: Weighing) -> str:
+    """Returns how attention is computed: `varlen`, `triton` or `grouped`."""
+    if not q_THd.is_cuda:
+        return "grouped"
+    width = q_THd.shape[2]
+    if weighing.dropout or width > MAX_HEAD_WIDTH:
+        _say_once("dropout of attention weights" if weighing.dropout else f"heads of width {width}")
+        return "grouped"
+    # Flash Attention needs rows of 16 bytes.
+    if weighing.is_plain and q_THd.dtype in (torch.bfloat16, torch.float16) and width % 8 == 0:
+        return "varlen"
+    if not _has_triton():
+        _say_once("attention without Triton")
+        return "grouped"
+    return "triton"
+
+
+@torch.compiler.disable
+def _say_once(what: str) -> None:
+    _warn(what)
+
+
+@functools.cache
+def _warn(what: str) -> None:
+    _log.warning("%s runs on padded grids, which is slower than attention of packed rows", what)
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def varlen_attention(q_THd: torch.Tensor, k_THd: torch.Tensor, v_THd: torch.Tensor, layout: RowLayout) -> torch.Tensor:
+    """Returns softmax attention by torch's kernel for packed rows. It exists on GPUs only, in bf16 and fp16."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    read_THd: torch.Tensor = varlen_attn(
+        q_THd, k_THd, v_THd, layout.offsets, layout.offsets, layout.bound, layout.bound, **_causal()
+    )
+    return read_THd
+
+
+@functools.cache
+def _causal() -> dict[str, Any]:
+    """Returns the argument that makes torch's varlen_attn causal. Its name differs between versions of torch."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    names = inspect.signature(varlen_attn).parameters
+    return {"window_size": (-1, 0)} if "window_size" in names else {"is_causal": True}
