@@ -25,6 +25,7 @@ from typing import Any, Self
 
 import torch
 
+from tackboard.batch.layout import RowLayout
 from tackboard.core.errors import ConfigError
 
 
@@ -243,6 +244,8 @@ def _mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Returns a batch of the same class, with `change` applied to every tensor."""
     if isinstance(batch, torch.Tensor):
         return change(batch)
+    if isinstance(batch, RowLayout):
+        return batch.mapped(change)
     if isinstance(batch, dict):
         return {name: _mapped(feature, change) for name, feature in batch.items()}
     if not dataclasses.is_dataclass(batch) or isinstance(batch, type):

@@ -17,6 +17,8 @@ Shapes: B rows, T packed tokens, C cells of all grids, N blocks of at most BLOCK
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -98,17 +100,16 @@ class RowLayout:
         host = lengths.detach().cpu().long()
         return cls.of(torch.cat([host.new_zeros(1), host.cumsum(0)])).to(lengths.device)
 
-    def to(self, device: torch.device | str, *, non_blocking: bool = True) -> RowLayout:
+    def mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> RowLayout:
+        """Returns the layout with `change` applied to its index tensors, all at once."""
+        parts: dict[str, Any] = dict(zip(INDEX_FIELDS, _split(change(self.packed), self._sizes()), strict=True))
+        return dataclasses.replace(self, **parts)
+
+    def to(self, device: torch.device | str) -> RowLayout:
         """Returns the layout with its tensors on a device, moved by one copy."""
         if self.packed.device == torch.device(device):
             return self
-        parts = _split(self.packed.to(device, non_blocking=non_blocking), self._sizes())
-        return dataclasses.replace(self, **dict(zip(INDEX_FIELDS, parts, strict=True)))
-
-    def pin_memory(self) -> RowLayout:
-        """Returns the layout in pinned memory, from which a copy to a GPU runs beside other work."""
-        parts = _split(self.packed.pin_memory(), self._sizes())
-        return dataclasses.replace(self, **dict(zip(INDEX_FIELDS, parts, strict=True)))
+        return self.mapped(lambda packed: packed.to(device, non_blocking=True))
 
     @property
     def bound(self) -> int:

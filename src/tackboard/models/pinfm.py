@@ -29,6 +29,7 @@ from torch import nn
 from torch.nn import functional
 
 from tackboard.batch import RequestBatch, SequenceBatch
+from tackboard.batch.layout import RowLayout
 from tackboard.core.config import check
 from tackboard.core.errors import ConfigError
 from tackboard.core.vocabulary import SINCE_LAST, Vocabulary
@@ -178,6 +179,8 @@ class Targets:
     """Number of events that each token has seen [A], if only items of seen events are taken out."""
     counts: torch.Tensor
     """Number of positives of each distinct item [M]."""
+    layout: RowLayout
+    """Where the rows of tokens lie."""
     parts: tuple[tuple[str, int], ...]
     """Name and number of pairs of each loss, in the order of the pairs."""
 
@@ -221,7 +224,8 @@ class PinFM(RetrievalModel):
             # The parameter itself is clamped. If its exponential were clamped, the gradient there would be 0.
             with torch.no_grad():
                 self.log_inverse_temperature.clamp_(max=math.log(MAX_INVERSE_TEMPERATURE))
-        targets = self.prepare(batch).targets if batch.targets is None else batch.targets
+        batch = self.prepare(batch) if batch.targets is None else batch
+        targets: Targets = batch.targets
         items_ME = self.item_tables(batch.item_rows)
         hidden_TD = self._hidden(batch, items_ME)
         # The event after token t of row r has number t - r. The token predicts for the request of that event.
@@ -271,6 +275,7 @@ class PinFM(RetrievalModel):
             own=own,
             seen=seen_A,
             counts=positive_counts(batch),
+            layout=RowLayout.of_lengths(batch.lengths() + 1),
             parts=tuple((name, len(part)) for name, _, part in parts),
         )
         return dataclasses.replace(batch, targets=targets)
@@ -335,7 +340,8 @@ class PinFM(RetrievalModel):
         times_T, asked_T = (
             self._times(batch, places, since_last_B) if self.config.backbone.reads_times else (None, None)
         )
-        hidden: torch.Tensor = self.decoder(tokens_TD, batch.lengths() + 1, times_T, asked_T)
+        layout = None if batch.targets is None else batch.targets.layout
+        hidden: torch.Tensor = self.decoder(tokens_TD, batch.lengths() + 1, times_T, asked_T, layout)
         return hidden
 
     def _gaps_ahead(self, batch: SequenceBatch, places: TokenPlaces, since_last_B: torch.Tensor | None) -> torch.Tensor:

@@ -92,9 +92,10 @@ def varlen_attention(q_THd: torch.Tensor, k_THd: torch.Tensor, v_THd: torch.Tens
     """Returns softmax attention by torch's kernel for packed rows. It exists on GPUs only, in bf16 and fp16."""
     from torch.nn.attention.varlen import varlen_attn
 
-    read_THd: torch.Tensor = varlen_attn(
+    read_THd: Any = varlen_attn(
         q_THd, k_THd, v_THd, layout.offsets, layout.offsets, layout.bound, layout.bound, **_causal()
     )
+    assert isinstance(read_THd, torch.Tensor)
     return read_THd
 
 

@@ -13,8 +13,22 @@ INDEXES = dict.fromkeys(("offsets", "block_rows", "block_starts"), "*i32")
 TIMES = dict.fromkeys(("known", "asked", "boundaries"), "*i64")
 FLOATS = dict.fromkeys(("lse", "delta", "position", "time", "dposition", "dtime"), "*fp32")
 NUMBERS = dict.fromkeys(
-    ("q_token", "q_head", "k_token", "k_head", "v_token", "v_head", "num_tokens", "num_heads", "d")
-    + ("num_groups", "num_distances", "num_boundaries", "num_buckets", "bound"),
+    (
+        "q_token",
+        "q_head",
+        "k_token",
+        "k_head",
+        "v_token",
+        "v_head",
+        "num_tokens",
+        "num_heads",
+        "d",
+        "num_groups",
+        "num_distances",
+        "num_boundaries",
+        "num_buckets",
+        "bound",
+    ),
     "i32",
 ) | {"scale": "fp32", "share": "fp32"}
 
