@@ -516,7 +516,6 @@ def install_packages(group: str, build: str, torch_pin: str) -> None:
         name = "distributed-cpu" if build == "cpu" else "distributed"
         must_pip("installing TorchRec", [*locked(name), "--no-build-isolation"], show=True)
     if group == "dev" and build == "cpu" and platform.system() == "Linux":
-        # The CUDA build of torch brings Triton along. Without a GPU, tests interpret and compile the kernels.
         must_pip("installing Triton", ["install", "--no-deps", "-c", requirement_file("torch"), "triton"], show=True)
     if group == "distributed" and build == "cuda":
         arguments = ["install", "--no-deps", "-c", requirement_file("torch"), "fbgemm-gpu"]
