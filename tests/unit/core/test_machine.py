@@ -10,6 +10,7 @@ import pytest
 from tackboard.core import machine
 from tackboard.core.machine import (
     THREAD_VARIABLES,
+    available_memory_bytes,
     peak_rss_bytes,
     set_thread_environment,
     total_memory_bytes,
@@ -61,3 +62,31 @@ def test_peak_memory_is_what_the_kernel_says() -> None:
 
 def test_a_missing_file_reads_as_nothing(tmp_path: Path) -> None:
     assert machine._read_first_line(tmp_path / "absent") == ""
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"meminfo": "MemTotal: 99 kB\nMemAvailable:   20 kB\n"}, 20 * 1024),
+        ({"meminfo": "MemAvailable: 20 kB", "memory.max": "max", "memory.current": "5"}, 20 * 1024),
+        ({"meminfo": "MemAvailable: 20 kB", "memory.max": "9000", "memory.current": "5000"}, 4000),
+        (
+            {
+                "meminfo": "MemAvailable: 20 kB",
+                "memory.max": "9000",
+                "memory.current": "5000",
+                "memory.stat": "anon 7\ninactive_file 1000\n",
+            },
+            5000,
+        ),
+        ({"meminfo": "MemAvailable: 20 kB", "memory.max": "9000", "memory.current": "9500"}, 0),
+    ],
+)
+def test_available_memory(monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: int) -> None:
+    monkeypatch.setattr(machine, "_read_text", lambda path: files.get(path.name, ""))
+    assert available_memory_bytes() == expected
+
+
+def test_available_memory_of_a_system_that_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_read_text", lambda _path: "")
+    assert available_memory_bytes() == total_memory_bytes()
