@@ -52,6 +52,7 @@ def test_changed_rows_are_copied_slice_by_slice(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: run on a machine with one")
 def test_copies_from_a_gpu_are_pinned_and_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROWS_AT_ONCE", 10)
     check("cuda")

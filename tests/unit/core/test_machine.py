@@ -12,6 +12,7 @@ import pytest
 from tackboard.core import machine
 from tackboard.core.machine import (
     THREAD_VARIABLES,
+    available_memory_bytes,
     keep_freed_memory,
     peak_rss_bytes,
     set_thread_environment,
@@ -106,3 +107,31 @@ def test_freed_memory_is_used_again_without_page_faults() -> None:
     if kept == "False":
         pytest.skip("this C library has no such setting")
     assert int(faults) < 1000  # 64 MiB have 16,384 pages.
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"meminfo": "MemTotal: 99 kB\nMemAvailable:   20 kB\n"}, 20 * 1024),
+        ({"meminfo": "MemAvailable: 20 kB", "memory.max": "max", "memory.current": "5"}, 20 * 1024),
+        ({"meminfo": "MemAvailable: 20 kB", "memory.max": "9000", "memory.current": "5000"}, 4000),
+        (
+            {
+                "meminfo": "MemAvailable: 20 kB",
+                "memory.max": "9000",
+                "memory.current": "5000",
+                "memory.stat": "anon 7\ninactive_file 1000\n",
+            },
+            5000,
+        ),
+        ({"meminfo": "MemAvailable: 20 kB", "memory.max": "9000", "memory.current": "9500"}, 0),
+    ],
+)
+def test_available_memory(monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: int) -> None:
+    monkeypatch.setattr(machine, "_read_text", lambda path: files.get(path.name, ""))
+    assert available_memory_bytes() == expected
+
+
+def test_available_memory_of_a_system_that_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_read_text", lambda _path: "")
+    assert available_memory_bytes() == total_memory_bytes()

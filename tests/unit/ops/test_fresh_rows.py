@@ -122,6 +122,7 @@ def test_the_key_is_drawn_from_the_seed() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: run on a machine with one")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_gpu_makes_the_same_bits(dtype: torch.dtype) -> None:
     here, there = torch.empty(3000, 40, dtype=dtype), torch.empty(3000, 40, dtype=dtype, device="cuda")

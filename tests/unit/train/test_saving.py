@@ -271,6 +271,7 @@ def test_a_full_disk_and_a_full_memory_are_found_before_writing(
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: run on a machine with one")
 def test_a_run_on_a_gpu_stores_what_it_has(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer("training.device=cuda", "training.compile=off")
     assert trainer.model.item_tables.weight.is_cuda
