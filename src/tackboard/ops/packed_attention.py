@@ -27,12 +27,13 @@ from typing import Any
 import torch
 
 from tackboard.batch.layout import RowLayout
+from tackboard.core.errors import DataError
 from tackboard.ops.packed_attention_reference import SOFTMAX, Elapsed, Weighing, grouped_attention
 
 __all__ = ["SOFTMAX", "Elapsed", "Weighing", "packed_attention", "varlen_attention"]
 
-MAX_HEAD_WIDTH = 256
-"""Widest head of Flash Attention and of our kernels."""
+MAX_HEAD_BYTES = 512
+"""Widest head of Flash Attention and of our kernels: 256 numbers of 2 bytes, or 128 of 4 bytes."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +46,11 @@ def packed_attention(
     weighing: Weighing = SOFTMAX,
 ) -> torch.Tensor:
     """Returns what each token reads [T, H, d]. See the module's docstring for the way that is chosen."""
+    if len(q_THd) != layout.num_tokens:
+        raise DataError(
+            f"attention was given {len(q_THd):,} tokens, but the layout of their rows has {layout.num_tokens:,}",
+            fix="build the layout from the offsets of the same batch",
+        )
     way = choose(q_THd, weighing)
     if way == "varlen":
         return varlen_attention(q_THd, k_THd, v_THd, layout)
@@ -61,7 +67,7 @@ def choose(q_THd: torch.Tensor, weighing: Weighing) -> str:
     if not q_THd.is_cuda:
         return "grouped"
     width = q_THd.shape[2]
-    if weighing.dropout or width > MAX_HEAD_WIDTH:
+    if weighing.dropout or width * q_THd.element_size() > MAX_HEAD_BYTES:
         _say_once("dropout of attention weights" if weighing.dropout else f"heads of width {width}")
         return "grouped"
     # Flash Attention needs rows of 16 bytes.

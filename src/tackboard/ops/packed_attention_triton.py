@@ -422,6 +422,12 @@ def _strides(*parts: torch.Tensor) -> list[int]:
     return [stride for part in parts for stride in part.stride()[:2]]
 
 
+def launch_options(width: int, num_bytes: int) -> dict[str, int]:
+    """Returns how a kernel runs for heads of `width` numbers of `num_bytes`, within the shared memory of an A100."""
+    is_large = width * num_bytes > 128
+    return {"num_warps": 8 if is_large else 4, "num_stages": 1 if is_large else 2}
+
+
 def _settings(
     q_THd: torch.Tensor,
     position_P: torch.Tensor | None,
@@ -440,8 +446,7 @@ def _settings(
         "WIDTH": width,
         "SIZE": BLOCK,
         "PRECISION": "ieee",
-        "num_warps": 8 if width > 64 else 4,
-        "num_stages": 1 if width * q_THd.element_size() > 256 else 2,
+        **launch_options(width, q_THd.element_size()),
     }
     scale, share = (1.0, 1.0 / pointwise_over) if pointwise_over else (d**-0.5, 1.0)
     num_groups = 1 if time_VG is None else time_VG.shape[1]
