@@ -25,7 +25,7 @@ from typing import Any, Self
 
 import torch
 
-from tackboard.batch.layout import RowLayout
+from tackboard.batch.row_layout import RowLayout
 from tackboard.core.errors import ConfigError
 
 

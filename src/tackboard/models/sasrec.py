@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tackboard.batch.layout import RowLayout
+from tackboard.batch.row_layout import RowLayout
 from tackboard.models.decoder import LayerStack, PositionEncoding
 from tackboard.ops.packed_attention import Weighing, packed_attention
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from tackboard.batch.layout import RowLayout
+from tackboard.batch.row_layout import RowLayout
 from tackboard.core.errors import DataError
 from tackboard.ops.packed_attention_reference import SOFTMAX, Elapsed, Weighing, grouped_attention
 
@@ -79,9 +79,10 @@ def choose(q_THd: torch.Tensor, weighing: Weighing) -> str:
     return "triton"
 
 
-@torch.compiler.disable
 def _say_once(what: str) -> None:
-    _warn(what)
+    # `torch.compiler.disable` would do, but it imports the whole compiler with this module.
+    if not torch.compiler.is_compiling():
+        _warn(what)
 
 
 @functools.cache

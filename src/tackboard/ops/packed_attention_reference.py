@@ -23,7 +23,7 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from tackboard.batch.layout import Group, RowLayout
+from tackboard.batch.row_layout import Group, RowLayout
 from tackboard.ops.small_table import small_table_rows
 
 TILE_CELLS = {"cpu": 1 << 24, "cuda": 1 << 27}
@@ -88,8 +88,6 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Tile], torch.Tensor
 d]."""
 
 
-# The number of groups differs from batch to batch; a compiled loop over them would be compiled again and again.
-@torch.compiler.disable
 def grouped_attention(
     q_THd: torch.Tensor,
     k_THd: torch.Tensor,
@@ -107,6 +105,11 @@ def grouped_attention(
     read_CHd = torch.cat(read) if len(read) > 1 else (read[0] if read else v_THd)
     collected: torch.Tensor = _Collect.apply(read_CHd, layout.tokens, layout.cells)
     return collected
+
+
+# The number of groups differs from batch to batch; a compiled loop over them would be compiled again and again. The
+# attribute is what `torch.compiler.disable` sets, which would import the whole compiler with this module.
+grouped_attention._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _attend_in_grid(

@@ -23,7 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tackboard.batch.layout import BLOCK, RowLayout
+from tackboard.batch.row_layout import BLOCK, RowLayout
 from tackboard.ops.packed_attention_reference import Weighing
 
 

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from tackboard.batch import layout as layout_module
-from tackboard.batch.layout import RowLayout
+from tackboard.batch import row_layout as layout_module
+from tackboard.batch.row_layout import RowLayout
 from tackboard.ops import packed_attention_triton as kernels
 from tackboard.ops.packed_attention_reference import Elapsed, Weighing, grouped_attention
 from tackboard.ops.packed_attention_triton import triton_attention

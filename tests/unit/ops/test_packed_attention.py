@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.varlen import varlen_attn
 
-from tackboard.batch.layout import RowLayout
+from tackboard.batch.row_layout import RowLayout
 from tackboard.core.errors import DataError
 from tackboard.ops import packed_attention as module
 from tackboard.ops.packed_attention import Elapsed, Weighing, choose, packed_attention, varlen_attention
