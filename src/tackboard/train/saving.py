@@ -61,7 +61,11 @@ class Saver:
 
     def wait(self) -> None:
         """Waits until the checkpoint in flight is complete on disk. Raises the error of its writer."""
-        self._background.wait()
+        try:
+            self._background.wait()
+        except BaseException:
+            self._saved_step = None  # The state of that step is not on disk.
+            raise
 
     def begin(self) -> None:
         """Compares all tables of a new run with their fresh rows, after the run has taken its first parameters."""

@@ -232,6 +232,10 @@ def test_a_failing_last_checkpoint_is_not_done(make_trainer: MakeTrainer) -> Non
     with pytest.raises(StorageError, match="the checkpoint of step 6"):
         trainer.train(quiet=True)
     assert trainer.run.status.startswith("failed")
+    store.error = None
+    trainer.save()  # the same step again, on a healthy disk
+    trainer.saver.wait()
+    assert find_checkpoint(trainer.run.path).name == "step-00000006"
 
 
 def test_another_error_waits_for_the_checkpoint(make_trainer: MakeTrainer, capsys: pytest.CaptureFixture[str]) -> None:
