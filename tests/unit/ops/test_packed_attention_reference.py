@@ -85,7 +85,7 @@ def test_groups_equal_one_grid(lengths: list[int], kind: str, tile_cells: int) -
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_run_gives_the_same_under_deterministic_algorithms(kind: str) -> None:
     lengths = [40, 0, 3, 3, 17, 90, 1]
-    packed, layout = torch.randn(sum(lengths), 6, 8), RowLayout.of_lengths(torch.tensor(lengths))
+    packed, layout = torch.randn(sum(lengths), 6, 8, dtype=torch.float64), RowLayout.of_lengths(torch.tensor(lengths))
     weighing = weighing_of(kind, len(packed))
     torch.use_deterministic_algorithms(True)
     try:
