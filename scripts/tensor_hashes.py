@@ -35,11 +35,15 @@ def hashes_of(path: Path) -> dict[str, str]:
     }
     for group, tensors in groups.items():
         for name, stored in tensors.items():
-            tensor = whole_tensor(stored, checkpoint.path)
-            digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
-            digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
-            found[f"{group}/{name}"] = digest.hexdigest()
+            found[f"{group}/{name}"] = digest_of(whole_tensor(stored, checkpoint.path))
     return dict(sorted(found.items()))
+
+
+def digest_of(tensor: torch.Tensor) -> str:
+    """Returns a digest of the type, the shape and the bytes of a tensor."""
+    digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
+    digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def differences(before: dict[str, str], after: dict[str, str], names: dict[str, str]) -> list[str]:

@@ -294,7 +294,7 @@ def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tenso
     if isinstance(value, torch.Tensor):
         yield name, value
         return
-    parts = value if isinstance(value, dict) else vars(value)
+    parts = value if isinstance(value, dict) else {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     for key, part in parts.items():
         yield from named_tensors(part, f"{name}.{key}" if name else key)
 

@@ -214,4 +214,4 @@ def test_clients_that_forget_an_event_or_know_it_too_soon_are_found(
     assert {"history", "ratio"} <= set(found) and "hour" not in found
     assert found["history"] == {"skew", "late"}
     assert set().union(*found.values()) == {"skew", "late"}
-    assert err.startswith("error: feature ")
+    assert err.startswith("error: the served values of feature ")

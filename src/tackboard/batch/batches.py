@@ -19,9 +19,10 @@ Shapes: B rows (histories), N packed events, M distinct items, k hash functions;
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -63,8 +64,17 @@ def take_rows(feature: Feature, rows: torch.Tensor) -> Feature:
 class Batch:
     """The methods of a batch that the trainer calls."""
 
-    num_examples_known: int | None = None
+    num_examples_known: ClassVar[int | None] = None
     """The number of examples, if it was counted before the batch was copied to a device."""
+    targets: ClassVar[Any] = None
+    """What a model's `prepare` computed from this batch, as a dataclass with tensors; None before that. The data code
+    knows nothing of it, so it is no field of the batch."""
+
+    def with_targets(self, targets: Any) -> Self:
+        """Returns the same batch with the targets of a model."""
+        prepared = copy.copy(self)
+        object.__setattr__(prepared, "targets", targets)
+        return prepared
 
     @property
     def num_tokens(self) -> int:
@@ -117,8 +127,6 @@ class SequenceBatch(Batch):
     item_log_q: torch.Tensor
     sampled: torch.Tensor = dataclasses.field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     sample_rate: torch.Tensor = dataclasses.field(default_factory=lambda: torch.zeros(()))
-    targets: Any = None
-    """What a model's `prepare` computed from this batch, as a dataclass with tensors; None before that."""
 
     @property
     def num_rows(self) -> int:
@@ -251,4 +259,6 @@ def _mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if not dataclasses.is_dataclass(batch) or isinstance(batch, type):
         return batch
     parts = {field.name: _mapped(getattr(batch, field.name), change) for field in dataclasses.fields(batch)}
-    return type(batch)(**parts)
+    mapped = type(batch)(**parts)
+    targets = getattr(batch, "targets", None)
+    return mapped if targets is None else mapped.with_targets(_mapped(targets, change))

@@ -278,7 +278,7 @@ class PinFM(RetrievalModel):
             layout=RowLayout.of_lengths(batch.lengths() + 1),
             parts=tuple((name, len(part)) for name, _, part in parts),
         )
-        return dataclasses.replace(batch, targets=targets)
+        return batch.with_targets(targets)
 
     def _log_weights(self, batch: SequenceBatch, counts_M: torch.Tensor) -> torch.Tensor:
         log_expected_M = None

@@ -149,8 +149,9 @@ def test_what_has_no_hash_is_torch_and_what_its_builds_bring_along(
     hashed = [call[4].rpartition("/")[2] for call in calls if call[1] == "--require-hashes"]
     assert hashed == ["dev.txt", "core.txt", "distributed-cpu.txt", "core.txt", "distributed.txt"]
     assert all(call[2:4] == ["--no-deps", "-r"] for call in calls if call[1] == "--require-hashes")
-    torch, fbgemm = (call for call in calls if call[1] != "--require-hashes")
+    triton, torch, fbgemm = (call for call in calls if call[1] != "--require-hashes")
     pins = install.requirement_file("torch")
+    assert triton == ["install", "--no-deps", "-c", pins, "triton"]
     assert torch == ["install", "-c", pins, "torch==2.13.0"]
     assert fbgemm == ["install", "--no-deps", "-c", pins, "fbgemm-gpu"]
 

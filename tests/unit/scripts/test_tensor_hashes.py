@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tensor_hashes
-from tackboard.checkpoint.store import CheckpointStore, find_checkpoint
+from tackboard.checkpoint.store import find_checkpoint
 from tackboard.core.rundir import RunDirectory
 
 
@@ -29,13 +29,8 @@ def test_a_run_is_equal_to_itself_and_not_to_another(
 
 
 @pytest.mark.parametrize("other", [torch.zeros(4), torch.zeros(2, 2), torch.tensor([0.0, 0.0, 0.0, -0.0])])
-def test_type_shape_and_every_bit_count(tmp_path: Path, other: torch.Tensor) -> None:
-    first = torch.zeros(4, dtype=torch.int32)
-    digests = []
-    for number, tensor in enumerate((first, other)):
-        CheckpointStore(tmp_path / str(number)).save(1, {"dense": {"a": tensor}}, {})
-        digests.append(tensor_hashes.hashes_of(tmp_path / str(number))["dense/a"])
-    assert digests[0] != digests[1]
+def test_type_shape_and_every_bit_count(other: torch.Tensor) -> None:
+    assert tensor_hashes.digest_of(torch.zeros(4, dtype=torch.int32)) != tensor_hashes.digest_of(other)
 
 
 def test_renamed_tensors_are_matched_by_the_map() -> None:
