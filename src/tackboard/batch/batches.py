@@ -259,6 +259,6 @@ def _mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if not dataclasses.is_dataclass(batch) or isinstance(batch, type):
         return batch
     parts = {field.name: _mapped(getattr(batch, field.name), change) for field in dataclasses.fields(batch)}
-    mapped = type(batch)(**parts)
+    mapped: Any = type(batch)(**parts)
     targets = getattr(batch, "targets", None)
     return mapped if targets is None else mapped.with_targets(_mapped(targets, change))
