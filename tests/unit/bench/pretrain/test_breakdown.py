@@ -64,3 +64,14 @@ def test_the_time_of_a_gpu_is_that_of_its_kernels() -> None:
     product = event("aten::mm", 1, event(f"{MARK}backbone", 0, us=0.0), us=0.0)
     product.self_device_time_total, product.kernels = 3.0, [SimpleNamespace(name="gemm")]
     assert add_up([product, *events], is_gpu=True)["products"] == 3.0
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:.*")
+def test_a_gpu_has_kernels_and_counted_synchronisations(tiny_spec: Spec) -> None:
+    spec = dataclasses.replace(tiny_spec, device="cuda", is_profiled=True, off=("compile",))
+    found = measure(spec)
+    assert 0 < found["gpu_ms"] <= found["wall_ms"] * 1.05
+    assert found["synchronisations"] >= 0
+    assert found["parts"]["products"] > 0
+    assert sum(found["parts"].values()) == pytest.approx(found["gpu_ms"], rel=0.2)
