@@ -27,7 +27,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tackboard.batch.layout import RowLayout
+from tackboard.batch.row_layout import RowLayout
 from tackboard.core.config import check
 from tackboard.core.errors import DataError
 from tackboard.models.time_encoding import log2_boundaries

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tackboard.batch.layout import RowLayout
+from tackboard.batch.row_layout import RowLayout
 from tackboard.models.decoder import LayerStack, PositionEncoding, Rotation, rotated
 from tackboard.models.time_encoding import hstu_boundaries
 from tackboard.ops.packed_attention import Elapsed, Weighing, packed_attention

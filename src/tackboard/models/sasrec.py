@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tackboard.batch.layout import RowLayout
+from tackboard.batch.row_layout import RowLayout
 from tackboard.models.decoder import LayerStack, PositionEncoding
 from tackboard.ops.packed_attention import Weighing, packed_attention
 
@@ -37,9 +37,9 @@ class SASRecLayer(nn.Module):
     def forward(self, x_TD: torch.Tensor, layout: RowLayout, *_no_rotation_no_times: None) -> torch.Tensor:
         query_TD = self.query_norm(x_TD)
         k_TD, v_TD = self.key_value(x_TD).chunk(2, dim=1)
-        parts = (part_TD.unflatten(1, (self.num_heads, -1)) for part_TD in (self.query(query_TD), k_TD, v_TD))
+        q, k, v = (part_TD.unflatten(1, (self.num_heads, -1)) for part_TD in (self.query(query_TD), k_TD, v_TD))
         weighing = Weighing(dropout=self.dropout if self.training else 0.0)
-        read_TD = self.attention_out(packed_attention(*parts, layout, weighing).flatten(1))
+        read_TD = self.attention_out(packed_attention(q, k, v, layout, weighing).flatten(1))
         y_TD = self.ffn_norm(query_TD + read_TD)
         return y_TD + self._drop(self.ffn_out(self._drop(functional.relu(self.ffn_in(y_TD)))))
 

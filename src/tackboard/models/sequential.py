@@ -35,7 +35,7 @@ from torch import nn
 from torch.nn import functional
 
 from tackboard.batch import HashConfig, RequestBatch, SequenceBatch
-from tackboard.batch.layout import RowLayout
+from tackboard.batch.row_layout import RowLayout
 from tackboard.core.config import check
 from tackboard.core.errors import ConfigError
 from tackboard.core.vocabulary import SINCE_LAST, Vocabulary

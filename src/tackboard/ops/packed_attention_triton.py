@@ -15,6 +15,8 @@ Shapes: T packed tokens, H heads, d width of a head, N blocks, V buckets of time
 their own (H or 1).
 """
 
+# mypy: disable-error-code="no-untyped-def"
+# Arguments of kernels have no types: Triton derives them when it compiles, and they differ from call to call.
 from __future__ import annotations
 
 from typing import Any
@@ -23,7 +25,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tackboard.batch.layout import BLOCK, RowLayout
+from tackboard.batch.row_layout import BLOCK, RowLayout
 from tackboard.ops.packed_attention_reference import Weighing
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tackboard.batch.layout import RowLayout
+from tackboard.batch.row_layout import RowLayout
 from tackboard.core.errors import ConfigError, DataError
 from tackboard.models.decoder import Block, Decoder, rotated, rotation_of
 from tackboard.models.time_encoding import log2_boundaries

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tackboard.batch.layout import RowLayout
+from tackboard.batch.row_layout import RowLayout
 from tackboard.core.errors import DataError
 from tackboard.models.hstu import HSTU, HSTULayer
 from tackboard.ops import packed_attention_reference as reference

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tackboard.batch.layout import RowLayout
+from tackboard.batch.row_layout import RowLayout
 from tackboard.core.errors import DataError
 from tackboard.models.sasrec import SASRec, SASRecLayer
 

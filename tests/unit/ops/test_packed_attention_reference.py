@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from tackboard.batch.layout import RowLayout
+from tackboard.batch.row_layout import RowLayout
 from tackboard.ops import packed_attention_reference as module
 from tackboard.ops.packed_attention_reference import Elapsed, Weighing, distances_of, grouped_attention, tiles_of
 

@@ -17,6 +17,7 @@ Shapes: B rows, T packed tokens, C cells of all grids, N blocks of at most BLOCK
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import torch
@@ -103,12 +104,12 @@ class RowLayout:
         if self.packed.device == torch.device(device):
             return self
         parts = _split(self.packed.to(device, non_blocking=non_blocking), self._sizes())
-        return dataclasses.replace(self, **dict(zip(INDEX_FIELDS, parts, strict=True)))
+        return self._with(parts)
 
     def pin_memory(self) -> RowLayout:
         """Returns the layout in pinned memory, from which a copy to a GPU runs beside other work."""
         parts = _split(self.packed.pin_memory(), self._sizes())
-        return dataclasses.replace(self, **dict(zip(INDEX_FIELDS, parts, strict=True)))
+        return self._with(parts)
 
     @property
     def bound(self) -> int:
@@ -123,6 +124,10 @@ class RowLayout:
                 allowed=f"allowed: at most {max_positions:,}, the positions that the model has learned",
                 fix="read shorter histories, or build the model with rotary positions",
             )
+
+    def _with(self, parts: list[torch.Tensor]) -> RowLayout:
+        changes: dict[str, Any] = dict(zip(INDEX_FIELDS, parts, strict=True))
+        return dataclasses.replace(self, **changes)
 
     def _sizes(self) -> list[int]:
         return [len(getattr(self, name)) for name in INDEX_FIELDS[:-1]]

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tackboard.batch.layout import BLOCK, CELL_COST, GROUP_COST, RowLayout, cuts_of
+from tackboard.batch.row_layout import BLOCK, CELL_COST, GROUP_COST, RowLayout, cuts_of
 from tackboard.core.errors import DataError
 
 LENGTHS = st.lists(st.one_of(st.integers(0, 12), st.integers(0, 300)), max_size=40)
