@@ -13,11 +13,11 @@ learned bias per distance in positions and one per bucket of time. All of this i
 
 Decided: keys farther away than `max_positions` get the bias of the farthest distance, and keys with a later time than
 their query get time bucket 0 (the public code takes the absolute value of the time). `final_norm` is our addition, so
-that backbones can be exchanged; models that score by cosines need no final norm. Attention scores are a tensor of B × H
-× S × S numbers. Grids of more than TILE_CELLS numbers are computed in tiles, which the backward pass computes again. So
-memory is bounded as for the decoder's time bias, and time grows with S².
+that backbones can be exchanged; models that score by cosines need no final norm. On a CPU, attention scores are a
+tensor with a number for each query, key and head. Memory is bounded as for the decoder's time bias, and time grows with
+the square of the length.
 
-Shapes: T packed tokens, B rows, S positions, D width, H heads of width d, E = H × d; a tile: b rows, q queries, k keys.
+Shapes: T packed tokens, D width, E width of all heads, H heads, d width of a head.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ from tackboard.core.config import from_dict, move_settings
 from tackboard.core.errors import ConfigError
 from tackboard.core.vocabulary import DEFAULT_READS, Vocabulary
 from tackboard.models.tables import TableConfig
+from tackboard.ops.packed_attention_reference import keep_groups_out_of_compilation
 
 REQUIRED_METHODS = ("loss", "scores")
 RETRIEVAL_METHODS = ("encode_users", "encode_items")
@@ -152,6 +153,7 @@ def compile_parts(model: nn.Module) -> None:
     Only parts are compiled, because decisions that depend on a batch (which tokens predict, the lengths of rows) stay
     in plain Python, and because layers of the same kind then need only one compilation.
     """
+    keep_groups_out_of_compilation()
     for module in model.modules():
         if getattr(module, "compiles", False):
             module.compile(dynamic=True)

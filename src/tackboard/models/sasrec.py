@@ -37,10 +37,9 @@ class SASRecLayer(nn.Module):
     def forward(self, x_TD: torch.Tensor, layout: RowLayout, *_no_rotation_no_times: None) -> torch.Tensor:
         query_TD = self.query_norm(x_TD)
         k_TD, v_TD = self.key_value(x_TD).chunk(2, dim=1)
-        of_heads = (self.num_heads, -1)
-        q_THd, k_THd, v_THd = (part_TD.unflatten(1, of_heads) for part_TD in (self.query(query_TD), k_TD, v_TD))
+        q, k, v = (part_TD.unflatten(1, (self.num_heads, -1)) for part_TD in (self.query(query_TD), k_TD, v_TD))
         weighing = Weighing(dropout=self.dropout if self.training else 0.0)
-        read_TD = self.attention_out(packed_attention(q_THd, k_THd, v_THd, layout, weighing).flatten(1))
+        read_TD = self.attention_out(packed_attention(q, k, v, layout, weighing).flatten(1))
         y_TD = self.ffn_norm(query_TD + read_TD)
         return y_TD + self._drop(self.ffn_out(self._drop(functional.relu(self.ffn_in(y_TD)))))
 

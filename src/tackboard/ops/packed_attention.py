@@ -18,11 +18,7 @@ Shapes: T packed tokens, H heads, d width of a head.
 
 from __future__ import annotations
 
-import functools
 import importlib.util
-import inspect
-import logging
-from typing import Any
 
 import torch
 
@@ -35,7 +31,16 @@ __all__ = ["SOFTMAX", "Elapsed", "Weighing", "packed_attention", "varlen_attenti
 MAX_HEAD_BYTES = 512
 """Widest head of Flash Attention and of our kernels: 256 numbers of 2 bytes, or 128 of 4 bytes."""
 
-_log = logging.getLogger(__name__)
+
+def _has_triton() -> bool:
+    try:
+        return importlib.util.find_spec("triton") is not None
+    except ModuleNotFoundError:  # An import hook may refuse a module instead of not finding it.
+        return False
+
+
+HAS_TRITON = _has_triton()
+"""Decided at import, because compiled layers cannot look for modules."""
 
 
 def packed_attention(
@@ -68,48 +73,20 @@ def choose(q_THd: torch.Tensor, weighing: Weighing) -> str:
         return "grouped"
     width = q_THd.shape[2]
     if weighing.dropout or width * q_THd.element_size() > MAX_HEAD_BYTES:
-        _say_once("dropout of attention weights" if weighing.dropout else f"heads of width {width}")
         return "grouped"
     # Flash Attention needs rows of 16 bytes.
     if weighing.is_plain and q_THd.dtype in (torch.bfloat16, torch.float16) and width % 8 == 0:
         return "varlen"
-    if not _has_triton():
-        _say_once("attention without Triton")
-        return "grouped"
-    return "triton"
-
-
-def _say_once(what: str) -> None:
-    # `torch.compiler.disable` would do, but it imports the whole compiler with this module.
-    if not torch.compiler.is_compiling():
-        _warn(what)
-
-
-@functools.cache
-def _warn(what: str) -> None:
-    _log.warning("%s runs on padded grids, which is slower than attention of packed rows", what)
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+    return "triton" if HAS_TRITON else "grouped"
 
 
 def varlen_attention(q_THd: torch.Tensor, k_THd: torch.Tensor, v_THd: torch.Tensor, layout: RowLayout) -> torch.Tensor:
     """Returns softmax attention by torch's kernel for packed rows. It exists on GPUs only, in bf16 and fp16."""
+    # Imported only where it runs: it imports torch's compiler, which takes seconds.
     from torch.nn.attention.varlen import varlen_attn
 
-    read_THd: Any = varlen_attn(
-        q_THd, k_THd, v_THd, layout.offsets, layout.offsets, layout.bound, layout.bound, **_causal()
-    )
-    found: torch.Tensor = read_THd  # With other arguments, varlen_attn returns a pair.
-    return found
-
-
-@functools.cache
-def _causal() -> dict[str, Any]:
-    """Returns the argument that makes torch's varlen_attn causal. Its name differs between versions of torch."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    names = inspect.signature(varlen_attn).parameters
-    return {"window_size": (-1, 0)} if "window_size" in names else {"is_causal": True}
+    offsets, bound = layout.offsets, layout.bound
+    causal = (-1, 0)  # all tokens to the left, none to the right
+    read_THd = varlen_attn(q_THd, k_THd, v_THd, offsets, offsets, bound, bound, window_size=causal)
+    assert isinstance(read_THd, torch.Tensor)
+    return read_THd

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,8 @@ from torch.utils.checkpoint import checkpoint
 
 from tackboard.batch.row_layout import Group, RowLayout
 from tackboard.ops.small_table import small_table_rows
+
+_log = logging.getLogger(__name__)
 
 TILE_CELLS = {"cpu": 1 << 24, "cuda": 1 << 27}
 """Largest number of cells (one per query, key and head) whose scores or bias exist at one time. In fp32 these cells
@@ -96,6 +99,24 @@ def grouped_attention(
     weighing: Weighing = SOFTMAX,
 ) -> torch.Tensor:
     """Returns what each token reads [T, H, d], computed group by group."""
+    return _run(q_THd, k_THd, v_THd, layout, weighing)
+
+
+def keep_groups_out_of_compilation() -> None:
+    """Makes compiled layers call this module as plain Python; called before layers are compiled.
+
+    The number of groups differs from batch to batch, so a compiled loop over groups would be compiled again and again.
+    This is no decorator, because a decorator would import torch's compiler, which takes seconds, in every process.
+    """
+    global _run
+    _run = torch.compiler.disable(_attend_in_groups)
+
+
+def _attend_in_groups(
+    q_THd: torch.Tensor, k_THd: torch.Tensor, v_THd: torch.Tensor, layout: RowLayout, weighing: Weighing
+) -> torch.Tensor:
+    if q_THd.is_cuda:
+        _say_once()
     sizes = [group.num_cells for group in layout.groups]
     parts = [_Spread.apply(part_THd, layout.tokens, layout.cells).split(sizes) for part_THd in (q_THd, k_THd, v_THd)]
     read = []
@@ -107,9 +128,15 @@ def grouped_attention(
     return collected
 
 
-# The number of groups differs from batch to batch; a compiled loop over them would be compiled again and again. The
-# attribute is what `torch.compiler.disable` sets, which would import the whole compiler with this module.
-grouped_attention._torchdynamo_disable = True  # type: ignore[attr-defined]
+_run: Callable[..., torch.Tensor] = _attend_in_groups
+
+
+@functools.cache
+def _say_once() -> None:
+    _log.warning(
+        "attention on the GPU runs on padded grids, which is slower than our kernels: it drops weights, its heads have "
+        "more than 512 bytes, or Triton is not installed"
+    )
 
 
 def _attend_in_grid(
@@ -142,7 +169,7 @@ def _attend_in_tile(
     if weighing.pointwise_over:
         scores_bHqk = q @ k.transpose(2, 3)
         weights_bHqk = functional.silu(scores_bHqk if bias is None else scores_bHqk + bias) / weighing.pointwise_over
-        return weights_bHqk.masked_fill(distances_qk < 0, 0.0) @ v
+        return weights_bHqk.masked_fill(distances_qk < 0, 0.0).to(v.dtype) @ v
     assert bias is not None
     bias = bias.masked_fill(distances_qk < 0, float("-inf")).to(q.dtype).contiguous()
     return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=weighing.dropout)

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from tackboard.batch import row_layout as layout_module
+from tackboard.batch import row_layout
 from tackboard.batch.row_layout import RowLayout
 from tackboard.ops import packed_attention_triton as kernels
 from tackboard.ops.packed_attention_reference import Elapsed, Weighing, grouped_attention
@@ -76,7 +76,7 @@ def test_kernels_equal_their_twin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if rows is LONG and device == "cpu":  # The interpreter takes as long for a large tile as for a small one.
-        for module in (layout_module, kernels):
+        for module in (row_layout, kernels):
             monkeypatch.setattr(module, "BLOCK", 128)
     check(setting, *rows, dtype, device)
 

@@ -15,6 +15,7 @@ from torch.nn.attention.varlen import varlen_attn
 from tackboard.batch.row_layout import RowLayout
 from tackboard.core.errors import DataError
 from tackboard.ops import packed_attention as module
+from tackboard.ops import packed_attention_reference
 from tackboard.ops.packed_attention import Elapsed, Weighing, choose, packed_attention, varlen_attention
 
 BIASED = Weighing(
@@ -50,19 +51,20 @@ def test_the_cpu_works_in_groups_and_a_missing_triton_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert choose(torch.zeros(9, 2, 16), BIASED) == "grouped"
-    monkeypatch.setattr(module, "_has_triton", lambda: False)
-    module._warn.cache_clear()
+    monkeypatch.setattr(module, "HAS_TRITON", False)
+    assert choose(on_fake_gpu(torch.float32), BIASED) == "grouped"
+    packed_attention_reference._say_once.cache_clear()
     with caplog.at_level(logging.WARNING):
-        assert [choose(on_fake_gpu(torch.float32), BIASED) for _ in range(2)] == ["grouped"] * 2
-    assert [record.getMessage() for record in caplog.records] == [
-        "attention without Triton runs on padded grids, which is slower than attention of packed rows"
-    ]
+        packed_attention_reference._say_once()
+        packed_attention_reference._say_once()
+    assert [record.getMessage()[:42] for record in caplog.records] == ["attention on the GPU runs on padded grids,"]
 
 
 def test_varlen_attention_traces_forward_and_backward() -> None:
     """torch's kernel gets causal windows, the offsets and the longest row, and has the shapes that we expect."""
     names = inspect.signature(varlen_attn).parameters
     assert list(names)[:7] == ["query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k"]
+    assert "window_size" in names
     layout = RowLayout.of_lengths(torch.tensor([5, 0, 4]))
     with FakeTensorMode(allow_non_fake_inputs=True):
         packed = torch.empty(9, 6, 16, dtype=torch.bfloat16, device="cuda")
@@ -77,13 +79,15 @@ def test_varlen_attention_traces_forward_and_backward() -> None:
 
 def test_varlen_attention_is_causal_and_has_no_more_than_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", lambda *args, **named: calls.append((args, named)))
+    monkeypatch.setattr(
+        "torch.nn.attention.varlen.varlen_attn", lambda *args, **named: (calls.append((args, named)), args[0])[1]
+    )
     layout = RowLayout.of_lengths(torch.tensor([5, 0, 4]))
     q = torch.zeros(9, 2, 16)
     varlen_attention(q, q, q, layout)
     (args, named), *_ = calls
     assert args[3] is args[4] is layout.offsets and args[5:] == (8, 8)
-    assert named in ({"window_size": (-1, 0)}, {"is_causal": True})
+    assert named == {"window_size": (-1, 0)}
 
 
 def test_tokens_must_be_those_of_the_layout() -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -123,3 +128,27 @@ def test_tiles_cover_the_grid_once() -> None:
         assert bool((covered == 1).all())
     queries, keys = torch.zeros(1, 1, 2, 3), torch.zeros(1, 1, 4, 3)
     assert distances_of(queries, keys).tolist() == [[2, 1, 0, -1], [3, 2, 1, 0]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS[1::2])
+def test_the_memory_of_a_long_row_with_a_bias_is_bounded(kind: str) -> None:
+    """One row of 16,000 tokens and 2 heads has 2 GB of scores in fp32; a step holds about twenty tiles of 64 MiB."""
+    program = (
+        "import resource, sys, torch; torch.set_num_threads(1); import test_packed_attention_reference as t;"
+        "from tackboard.batch.row_layout import RowLayout;"
+        "import dataclasses; w = t.weighing_of(sys.argv[1], 16_000);"
+        "given = {n: getattr(w, n) for n in ('position_bias_P', 'time_bias_VH') if getattr(w, n) is not None};"
+        "w = dataclasses.replace(w, **{n: b.detach().float().requires_grad_() for n, b in given.items()});"
+        "t.results(t.grouped_attention, torch.randn(16_000, 6, 4), RowLayout.of(torch.tensor([0, 16_000])), w);"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(module.__file__).parents[2])])
+    done = subprocess.run(
+        [sys.executable, "-c", program, kind],
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(done.stdout) * 1024 < 2.5e9
