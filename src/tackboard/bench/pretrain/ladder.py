@@ -20,6 +20,7 @@ from typing import Any
 
 from tackboard.core.config import apply_overrides
 from tackboard.core.errors import UsageError
+from tackboard.ops import contrastive_blocked, contrastive_reference
 from tackboard.train.config import RunConfig
 
 Off = Callable[[], AbstractContextManager[Any]]
@@ -88,6 +89,18 @@ RUNGS = (
         devices=["cpu"],
     ),
     Rung(
+        "loss",
+        "scores of the loss in blocks, gradients in the same pass",
+        off=replaced("tackboard.ops.contrastive:choose", lambda _: contrastive_reference.contrastive_loss),
+        devices=["cpu"],
+    ),
+    Rung(
+        "groups",
+        "attention in grids of rows of similar length",
+        off=replaced("tackboard.batch.row_layout:cuts_of", lambda lengths: [len(lengths)]),
+        devices=["cpu"],
+    ),
+    Rung(
         "bf16",
         "matrix products in bf16",
         settings_off=["training.precision=fp32"],
@@ -100,6 +113,20 @@ RUNGS = (
         "layers and loss compiled by torch",
         settings_off=["training.compile=off"],
         settings_on=["training.compile=on"],
+        devices=["cuda"],
+        tolerance=2e-2,
+    ),
+    Rung(
+        "attention-kernel",
+        "attention of packed rows without padding",
+        off=replaced("tackboard.ops.packed_attention:choose", lambda *_: "grouped"),
+        devices=["cuda"],
+        tolerance=2e-2,
+    ),
+    Rung(
+        "loss-kernel",
+        "scores of the loss only in registers",
+        off=replaced("tackboard.ops.contrastive:choose", lambda _: contrastive_blocked.contrastive_loss),
         devices=["cuda"],
         tolerance=2e-2,
     ),
