@@ -355,7 +355,8 @@ def meanwhile(action: Callable[[int], object]) -> Iterator[None]:
 @pytest.mark.parametrize("kind", ["grows", "is replaced", "is cut"])
 def test_a_file_that_changes_while_it_is_read(kind: str, tackboard: Callable[..., Answer], folder: Path) -> None:
     path = folder / "log"
-    path.write_text(HEADER + lines(count=200_000))
+    large = HEADER + lines(count=200_000)
+    path.write_text(large)
 
     def change(number: int) -> None:
         if kind == "grows":
@@ -365,7 +366,7 @@ def test_a_file_that_changes_while_it_is_read(kind: str, tackboard: Callable[...
             os.truncate(path, path.stat().st_size - 1)
         else:
             other = path.with_name(".new")
-            other.write_text(GOOD)
+            other.write_text(large)  # A small file would be read before the next change.
             os.replace(other, path)
 
     with meanwhile(change):
