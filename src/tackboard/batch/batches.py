@@ -68,7 +68,7 @@ class Batch:
     """The number of examples, if it was counted before the batch was copied to a device."""
     targets: ClassVar[Any] = None
     """What a model's `prepare` computed from this batch, as a dataclass with tensors; None before that. The data code
-    knows nothing of it, so it is no field of the batch."""
+    knows nothing of targets, so they are not a field of the batch."""
 
     def with_targets(self, targets: Any) -> Self:
         """Returns the same batch with the targets of a model."""
