@@ -8,7 +8,7 @@ The bench takes names of sizes (`data.PRESETS`) and returns a dictionary of figu
     parts      where the time of a step goes (`breakdown`)
 
 Every measurement is a process of its own (`contender`). The steps of the ladder and the rival take turns. Values are
-checked first: a rung whose loss differs from the loss without optimisations is an error, and a rival whose first loss
+checked first: a rung that changes the loss by more than its tolerance is an error, and a rival whose first loss
 differs from ours gets no figures.
 """
 
@@ -62,7 +62,7 @@ def measure(
     rounds: int | None = None,
     quick: bool = False,
 ) -> dict[str, Any]:
-    """Measures each size and writes files to `folder`. Without `sizes`, takes those of the device that is there.
+    """Measures each size and writes files to `folder`. Without `sizes`, measures the device's default sizes.
 
     Raises UsageError for an unknown size, and TackboardError if our own side fails or a rung changes the loss.
     """
@@ -190,7 +190,7 @@ def ladder_figures(runs: Mapping[str, Sequence[Mapping[str, float]]], rungs: Seq
         for turn in turns:
             if not abs(turn["last_loss"] - expected) <= allowed * abs(expected) + 1e-6:
                 raise TackboardError(
-                    f"the loss with {name} is {turn['last_loss']}, without optimisations {expected}",
+                    f"the loss with {name} is {turn['last_loss']}, but without optimisations it is {expected}",
                     allowed=f"allowed: a relative difference of {allowed:g}",
                 )
         line: dict[str, Any] = {"name": name, "words": words[name], "last_loss": turns[0]["last_loss"]}
@@ -206,9 +206,10 @@ def ladder_figures(runs: Mapping[str, Sequence[Mapping[str, float]]], rungs: Seq
 def rival_figures(
     runs: Sequence[Mapping[str, Any]] | None, first_loss: float | None, product: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Returns the rival's medians and how many times as fast we are; only a reason if it failed or its loss differs.
+    """Returns the rival's medians, and how many times as fast we are.
 
-    Returns None if there was no rival. `first_loss` is None if the rival started from parameters of its own.
+    If the rival failed or its loss differs, returns only the reason. Returns None if there was no rival. `first_loss`
+    is None if the rival started from parameters of its own.
     """
     if runs is None:
         return None
