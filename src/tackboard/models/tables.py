@@ -72,7 +72,7 @@ class HashedTables(nn.Module):
         self.num_rows = config.num_rows
         self.dim = config.dim
         self.fresh = FreshRows(draw_key(), config.init_std)
-        """What the rows were before training. A checkpoint stores its key."""
+        """The values of the rows before training. A checkpoint stores the key that makes them."""
         shape = (config.num_hashes * config.num_rows, config.dim)
         rows_Rd = torch.empty(shape, dtype=STORAGES[config.storage], device=_rows_device.get())
         if not rows_Rd.is_meta:

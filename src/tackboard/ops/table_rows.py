@@ -71,7 +71,7 @@ def row_wise_adagrad_(
     Gradients of the same row are added first, and each element of the total is clipped to ±`clip_element`. The mean
     square of a row's total is added to the row's running sum (fp32), and the row moves by
     `learning_rate` × total / (√sum + `eps`), computed in fp32. `learning_rate` is an fp32 tensor without dimensions.
-    A row whose running sum is still 0 does not move, because checkpoints store only rows whose sum is not 0.
+    A row whose running sum is still 0 does not move, because checkpoints find the moved rows by their sums.
     Half-precision rows are rounded by `ops.stochastic_rounding` with `rounding_key`.
     """
     shapes = (tuple(weight_Rd.shape), tuple(sums_R.shape), tuple(rows_L.shape), tuple(gradient_Ld.shape))

@@ -40,7 +40,7 @@ class Rung:
     devices: Sequence[str] = field(default=("cpu", "cuda"))
     """Types of devices on which this optimisation does something."""
     tolerance: float = 1e-3
-    """Largest relative difference from the first measurement in the loss after the timed steps."""
+    """Largest relative difference between the loss after the timed steps and that of the first measurement."""
 
 
 def replaced(place: str, value: Any) -> Off:

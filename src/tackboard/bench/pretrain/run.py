@@ -1,4 +1,4 @@
-"""`tackboard bench pretrain` measures a step of `tackboard train` beside its floor, one optimisation at a time.
+"""`tackboard bench pretrain` compares a step of `tackboard train` with its floor, adding one optimisation at a time.
 
 The bench takes names of sizes (`data.PRESETS`) and returns a dictionary of figures. For each size it measures
 
@@ -241,8 +241,8 @@ def aims(name: str, size: Mapping[str, Any], device_type: str) -> list[dict[str,
             found.append(("ms per step, at most 45", wall_ms, wall_ms <= 45))
         if name in ("h200-256", "h200-1024"):
             share = product["floor_share"]
-            found.append(("of the floor's speed, at least 0.8", share, share >= 0.8))
+            found.append(("share of the floor's speed, at least 0.8", share, share >= 0.8))
         most = 1.2 if name == "ml-1m" else 1.05
         ratio = product["wall_per_gpu"]
-        found.append((f"times the GPU time per step as wall time, at most {most}", ratio, ratio <= most))
+        found.append((f"wall time of a step as a multiple of its GPU time, at most {most}", ratio, ratio <= most))
     return [{"aim": f"{name}: {words}", "value": value, "met": met} for words, value, met in found]
