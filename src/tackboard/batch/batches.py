@@ -8,7 +8,7 @@ the item occurs. Row ids are computed when the batch is built, never inside `for
     items    [N]    0  1  0    2  1  3  2           positions in the distinct items
     item_ids [M]    i₀ i₁ i₂ i₃                     M = 4
     item_rows [M, k]                                one row in each of the k sub-tables
-    sampled  [K]    1  3                            items drawn at random as negatives; events may have them too
+    sampled  [K]    1  3                            items drawn at random as negatives; they may occur in events too
 
 A feature is a tensor with a row for each history, event, request or candidate: a number, an id, a time, or a vector
 [·, w]. A feature of lists, whose lengths may differ, is a `Jagged`. This module does not depend on logs or on the
@@ -68,7 +68,7 @@ class Batch:
     """The number of examples, if it was counted before the batch was copied to a device."""
     targets: ClassVar[Any] = None
     """What a model's `prepare` computed from this batch, as a dataclass with tensors; None before that. The data code
-    knows nothing of it, so it is no field of the batch."""
+    knows nothing of targets, so they are not a field of the batch."""
 
     def with_targets(self, targets: Any) -> Self:
         """Returns the same batch with the targets of a model."""

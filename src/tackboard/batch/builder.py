@@ -54,8 +54,8 @@ def make_batch(
 class PreparedHistories:
     """Holds histories with all results that do not depend on how the histories are cut into batches.
 
-    A history is a run of events of flat columns. The columns stay in the order of the dataset, and a batch gathers its
-    own events. To put all events into the order of the batches first would copy every event twice.
+    A history is a range of consecutive events in flat columns. The columns stay in the order of the dataset, and a
+    batch gathers its own events. Sorting all events into the order of the batches first would copy every event twice.
     """
 
     def __init__(
@@ -73,7 +73,8 @@ class PreparedHistories:
         """History b has lengths[b] events from index starts[b] on, and belongs to the user users[b].
 
         `events` is a sequence column; only the elements of its columns are used, end to end. `request`, `is_positive`
-        and `codes` have an element for each of these events; `codes` says which of `items` the item of an event is.
+        and `codes` have an element for each of these events. `codes` holds the position of each event's item in
+        `items`.
         """
         self.lengths = lengths
         self._starts, self._users = starts, users

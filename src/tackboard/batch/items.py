@@ -6,11 +6,11 @@ the item's position in this table. Then the distinct items of a batch are found 
 
     codes     4 0 4 2 0 2 2     the code of each event of the batch
     scratch   [·]               one entry for each item of the table; its old content does not matter
-              write each event's position at its code; the last write stays  →  one event per item reads it back
+              write each event's position at its code; the last write stays  →  one event per item finds its position
               write each distinct item's place in sorted order               →  reading at the codes gives `items`
 
-Codes are stored with the dataset (data/positions.py). If they are not, `coded_items` makes a table and codes for the
-items of a window (the buckets that are in memory at a time). That costs more than the rest of the window.
+Codes are usually stored with the dataset (data/positions.py). If they are not, `coded_items` makes a table and codes
+for the items of a window (the buckets in memory at a time). That takes longer than all other work on the window.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Says where the rows of a batch lie among its packed tokens, as the host knows it.
+"""Says where the rows of a batch lie among its packed tokens. The host knows this without asking the device.
 
 The input is the offsets of the rows, on the CPU. The output is a `RowLayout`: numbers that the host needs to start
 kernels, and index tensors that the kernels read. `RowLayout.to` moves the tensors to the device in one copy. So a model
@@ -6,10 +6,10 @@ that is given a layout never asks the device for a length, and a step need not w
 
 Attention without a kernel for packed rows works on padded grids. One grid for all rows would be mostly padding: with
 rows of 48 tokens on average and 256 at most, 5 of 6 cells are empty. So rows are sorted by length and cut into a few
-groups of similar length, and each group is a grid of its own. The cuts minimise the estimated time: GROUP_COST cells
-for each group, and S + CELL_COST cells for each of a group's positions, where S is the group's longest row. The cells
-of all grids are numbered through, group by group. A padded cell holds a copy of its row's last token, which no earlier
-token sees because attention is causal.
+groups of similar length, and each group is a grid of its own. The cuts minimise the estimated time. Its unit is the
+time of one attention score: a group costs GROUP_COST, and each position of its grid costs S + CELL_COST, where S is the
+length of the group's longest row. Cells are numbered consecutively, group by group. A padded cell holds a copy of its
+row's last token. No token of the row sees this copy, because attention is causal.
 
 Shapes: B rows, T packed tokens, C cells of all grids, N blocks of at most BLOCK tokens of one row.
 """
@@ -29,11 +29,11 @@ from tackboard.core.errors import DataError
 BLOCK = 64
 """Tokens of a block: kernels for packed rows start one program for each block."""
 GROUP_COST = 8192
-"""What a group costs beside its cells, in cells of attention scores. Measured on a CPU with 2 heads of width 32."""
+"""Fixed cost of a group; the unit is the time of one attention score. Measured on a CPU with 2 heads of width 32."""
 CELL_COST = 48
-"""What a position of a grid costs beside its scores, in cells of attention scores; measured as GROUP_COST."""
+"""Cost of a position of a grid in addition to its scores, in the same unit and measured in the same way."""
 STEPS_PER_OCTAVE = 8
-"""Cuts between groups lie at this many lengths per power of two, so that there are at most about 100 places to cut."""
+"""Each power of two of lengths has this many possible cuts between groups, so there are at most about 100 in all."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class RowLayout:
     tokens: torch.Tensor
     """The token that each cell holds [C]."""
     block_rows: torch.Tensor
-    """The row of each block [N]. N depends on B and T only, so there are blocks without tokens at the end."""
+    """The row of each block [N]. N depends only on B and T, so the last blocks may have no tokens."""
     block_starts: torch.Tensor
     """The place at which each block starts in its row [N]; a block without tokens starts at the end of row 0."""
     packed: torch.Tensor
@@ -76,9 +76,9 @@ class RowLayout:
 
     @classmethod
     def of(cls, offsets: torch.Tensor) -> RowLayout:
-        """Returns the layout of the rows that `offsets` [B + 1], a CPU tensor of whole numbers, names."""
+        """Returns the layout of rows with these offsets [B + 1], a CPU tensor of whole numbers."""
         if offsets.is_cuda:
-            raise DataError("a layout was asked of offsets on a GPU", fix="build the layout where the batch is built")
+            raise DataError("the offsets of a layout are on a GPU", fix="build the layout where the batch is built")
         offsets_np: NDArray[np.int64] = offsets.numpy().astype(np.int64)
         lengths, num_tokens = np.diff(offsets_np), int(offsets_np[-1])
         if num_tokens >= 1 << 31 or offsets_np[0] != 0 or (lengths < 0).any():
@@ -96,7 +96,7 @@ class RowLayout:
 
     @classmethod
     def of_lengths(cls, lengths: torch.Tensor) -> RowLayout:
-        """Returns the layout of rows of these lengths [B], on their device. Waits for the device if that is a GPU."""
+        """Returns the layout of rows of these lengths [B], on their device. If this is a GPU, the host waits for it."""
         host = lengths.detach().cpu().long()
         return cls.of(torch.cat([host.new_zeros(1), host.cumsum(0)])).to(lengths.device)
 
@@ -140,7 +140,8 @@ def cuts_of(lengths: NDArray[np.int64]) -> list[int]:
     starts = np.append(0, ends[:-1])
     longest = lengths[ends - 1]
     per_row = longest * (longest + CELL_COST)
-    # least[i]: the least cost of the rows before starts[i]; its last group begins at the candidate origin[i - 1].
+    # least[i] is the least cost of the rows before starts[i]. The last group of these rows begins at
+    # starts[origin[i - 1]].
     least, origin = np.zeros(len(ends) + 1), np.zeros(len(ends), dtype=np.int64)
     for last in range(len(ends)):
         costs = least[: last + 1] + (ends[last] - starts[: last + 1]) * per_row[last] + GROUP_COST
@@ -173,7 +174,7 @@ def _grids(
 
 
 def _blocks(lengths: NDArray[np.int64], num_tokens: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns row and start of each block; blocks of long rows come first, because they work longest."""
+    """Returns row and start of each block. Blocks that start late in a row come first: they read the most keys."""
     counts = -(-lengths // BLOCK)
     rows = np.repeat(np.arange(len(lengths)), counts)
     starts = (np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)) * BLOCK
@@ -184,7 +185,7 @@ def _blocks(lengths: NDArray[np.int64], num_tokens: int) -> tuple[NDArray[np.int
 
 
 def _joined(parts: tuple[NDArray[np.int64], ...]) -> torch.Tensor:
-    """Joins index arrays; each starts at a multiple of 16 bytes, as kernels like it."""
+    """Joins index arrays. Each array starts at a multiple of 16 bytes, the alignment that suits kernels."""
     joined = np.zeros(sum(_padded(len(part)) for part in parts), dtype=np.int32)
     begin = 0
     for part in parts:

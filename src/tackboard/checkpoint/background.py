@@ -1,7 +1,7 @@
 """Runs one piece of work at a time in a thread, beside training.
 
-`start` begins a piece of work and returns at once; it first waits for the former one. An error of the work is raised in
-the thread of the caller, at the next `start` or `wait`, once. Decided: the thread is a daemon, so a user who stops a
+`start` waits for the previous piece of work, begins a new one and returns. If the work raises an error, the next
+`start` or `wait` raises this error once in the caller's thread. Decided: the thread is a daemon, so a user who stops a
 run for the second time does not wait for a large file. Such a stop leaves an unfinished temporary folder.
 """
 
@@ -12,20 +12,20 @@ from collections.abc import Callable
 
 
 class Background:
-    """At most one piece of work in flight."""
+    """Runs at most one piece of work at a time."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
     def start(self, work: Callable[[], None]) -> None:
-        """Runs `work` in a thread. Waits for the former work and raises its error, if it had one."""
+        """Runs `work` in a thread. First waits for the previous work and raises its error, if it had one."""
         self.wait()
 
         def run() -> None:
             try:
                 work()
-            except BaseException as error:  # noqa: BLE001 - the thread that trains must hear of it.
+            except BaseException as error:  # noqa: BLE001 - raised in the training thread.
                 self._error = error
 
         self._thread = threading.Thread(target=run, name="checkpoint", daemon=True)

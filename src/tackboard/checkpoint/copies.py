@@ -1,11 +1,11 @@
 """Copies the state of a run to the machine's memory, so that a thread can write it while training goes on.
 
-In come tensors on any device; out go copies that nobody changes. Of a table only the rows that are to be written are
-copied, block by block, so the copy never needs a second table on the device. Copies from a GPU go to pinned memory and
-do not wait for each other; `finish` waits for all of them.
+The input is tensors on any device; the output is copies that nothing changes. Only those rows of a table that are to be
+written are copied, block by block, so the copy never needs a second table on the device. Copies from a GPU go to pinned
+memory and do not wait for each other; `finish` waits for all of them.
 
-Decided: the copy also checks that numbers are finite, because it touches all that is written. A row that is not written
-is a fresh row, which is finite.
+Decided: the copy also checks that numbers are finite, because it reads everything that is written. A row that is not
+written is a fresh row, which is finite.
 
 Shapes: R rows of a table, N rows to be written, d width of a row.
 """
@@ -21,13 +21,13 @@ from tackboard.models.changed_rows import ChangedRows, Stored
 from tackboard.ops.fresh_rows import FreshRows
 
 ROWS_AT_ONCE = 1 << 20
-"""Number of rows of a table that are looked at at once."""
+"""Number of rows of a table that are processed at once."""
 IsChanged = Callable[[slice], torch.Tensor]
 """Says which rows of a slice of a table are to be written, as a bool tensor."""
 
 
 class Copies:
-    """Copies of tensors. `bad` names what holds numbers that are not finite, once `finish` was called."""
+    """Makes copies of tensors and checks that numbers are finite. `finish` returns the result of the check."""
 
     def __init__(self) -> None:
         self._is_finite: dict[str, torch.Tensor] = {}
@@ -47,7 +47,7 @@ class Copies:
     ) -> Stored:
         """Returns a copy of the changed rows of a tensor, or of the whole tensor if that is smaller.
 
-        `counts` are the numbers of changed rows of each slice (`count_rows`).
+        `counts` holds the number of changed rows in each slice, as `count_rows` returns it.
         """
         num_rows, number = tensor_Rd.shape[0], sum(counts)
         if not is_smaller(number, num_rows, row_bytes(tensor_Rd)):
@@ -84,13 +84,13 @@ class Copies:
 
 
 def slices(num_rows: int) -> Iterator[slice]:
-    """Yields the slices in which the rows of a table are looked at."""
+    """Yields the slices of a table's rows that are processed one after another."""
     for start in range(0, num_rows, ROWS_AT_ONCE):
         yield slice(start, min(start + ROWS_AT_ONCE, num_rows))
 
 
 def count_rows(num_rows: int, is_changed: IsChanged) -> list[int]:
-    """Returns the number of changed rows in each slice of a table. The device is asked once for all slices."""
+    """Returns the number of changed rows in each slice of a table. The host waits for the device only once."""
     counts = [is_changed(place).count_nonzero() for place in slices(num_rows)]
     return torch.stack(counts).tolist() if counts else []
 

@@ -1,7 +1,7 @@
-"""Tables in checkpoints: names and checks of tensors of which only the changed rows are stored.
+"""Tables in checkpoints: how a tensor is stored by only its changed rows, and how such a file is checked.
 
 A tensor NAME is stored whole as NAME, or as two tensors: `NAME:rows` (positions in the whole table, rising, int32 or
-int64) and `NAME:values`. state.json says for each table which rows are fresh:
+int64) and `NAME:values`. state.json says for each table how its other rows, the fresh rows, are made:
 
     "fresh_rows": {"item_tables.weight": {"key": 1234, "std": 0.1, "num_rows": 8000000}}
 

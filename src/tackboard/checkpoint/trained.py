@@ -19,7 +19,7 @@ from tackboard.models.changed_rows import Stored
 
 STATE = "state.json"
 FORMAT_VERSION = 2
-"""Version 2 stores of a table only the rows that differ from the fresh table, if these are smaller."""
+"""In version 2, a table may be stored by only its changed rows. This form is used if it takes fewer bytes."""
 FIELDS = {
     "format_version": int,
     "step": int,
@@ -63,7 +63,7 @@ def load_trained(path: Path | Checkpoint, groups: tuple[str, ...] = ("dense", "t
 
 
 def stored_parameters(checkpoint: Checkpoint) -> dict[str, Stored]:
-    """Returns all parameters of a checkpoint that `load_trained` has read. Tables may be their changed rows."""
+    """Returns all parameters of a checkpoint that `load_trained` has read. A table may be given by its changed rows."""
     return checkpoint.tensors["dense"] | stored_tables(checkpoint)
 
 

@@ -1,7 +1,7 @@
 """Stores for each event the position of its item in the sorted catalogue, so that training need not look up items.
 
 A training batch needs the rows and shares of its distinct items. To find them from item ids, the items of a window must
-be dictionary-encoded and hashed, which costs more than to decode the window. The position of an event's item never
+be dictionary-encoded and hashed, which takes longer than decoding the window. The position of an event's item never
 changes, because a snapshot never changes. So positions are computed once, in one pass over the items of the events, and
 stored beside the snapshot:
 
@@ -67,7 +67,7 @@ def item_positions(source: SequenceSource, *, quiet: bool = True) -> ItemPositio
         return None
     found = _open(place, source)
     if found is None:
-        # An error leaves nothing behind. For example, another process may have stored the positions at the same time.
+        # If storing fails, no files are left behind. It can fail because another process stores the positions too.
         with contextlib.suppress(OSError, TackboardError):
             if place.exists():
                 remove_directory(place)
@@ -86,7 +86,7 @@ def positions_of(item_ids: NDArray[np.int64], source: SequenceSource) -> NDArray
 
 
 def _open(place: Path, source: SequenceSource) -> ItemPositions | None:
-    """Opens the stored positions. Returns None if they do not exist, are damaged, or are not of this dataset."""
+    """Opens the stored positions. Returns None if they do not exist, are damaged, or do not fit this dataset."""
     try:
         verify_manifest(place, KIND)
         fits = (place / FILE_NAME).stat().st_size == source.dataset.num_events * DTYPE.itemsize

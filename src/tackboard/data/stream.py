@@ -1,15 +1,15 @@
-"""Makes numbered steps from a stream that is made on the fly, without a dataset on disk.
+"""Makes numbered steps from a stream of events that is generated on the fly, without a dataset on disk.
 
-`StreamConfig.open` returns a source with everything that training, checkpoints and evaluation ask of a dataset, and
+`StreamConfig.open` returns a source with everything that training, checkpoints and evaluation need from a dataset, and
 `steps` returns numbered batches. The law of the stream (events/synthetic/stream_law.py) decides every event.
 
     ids of users    0 ──────── train ──────── (1 − validation_share) · num_users ── validation ── num_users ── test ──
 
 Step n of an epoch has the next `users_per_step` users of its part. Their histories are laid end to end and cut at
 exactly `tokens_per_step` events, so every step has the same size. Users are independent of each other, so their order
-needs no permutation. Each step is a window of its own: any worker thread makes any step, without the steps before it.
-Decided: what a snapshot's name is for a dataset, a hash of the law's settings is for a stream. A run whose stream has
-changed is therefore refused like a run whose dataset has changed.
+needs no permutation. Each step is a window of its own: any worker thread can make any step, without the steps before
+it. Decided: a hash of the law's settings identifies a stream, as a snapshot's name identifies the data of a dataset. So
+a run whose stream has changed is refused, like a run whose dataset has changed.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class StreamConfig(StepsConfig):
         return self.law.max_events
 
     def at(self, lineage: Mapping[str, Any]) -> Self:
-        """Returns this config. `Trainer` compares the lineage's snapshot with the present one."""
+        """Returns this config. `Trainer` compares the lineage's snapshot with the present snapshot."""
         del lineage
         return self
 
@@ -168,11 +168,11 @@ class StreamSource(SequenceSource):
 
     @property
     def trimming(self) -> dict[str, Any]:
-        """Names of the event columns that are made; nothing is read, so nothing is skipped."""
+        """Names of the event columns that are made. Nothing is read from disk, so nothing is skipped."""
         return {"read": list(self._types), "skipped": [], "bytes": 0, "bytes_saved": 0}
 
     def over(self, catalogue: NDArray[np.int64]) -> StreamSource:
-        """Returns the same source with only some items as the catalogue, for an evaluation that ranks only these."""
+        """Returns the same source with `catalogue` as its items, for an evaluation that ranks only these items."""
         twin = copy.copy(self)
         twin.catalogue = catalogue
         return twin
@@ -234,7 +234,7 @@ class StreamPlan(StepPlan):
 
 
 class _ReadyStep:
-    """A window that is one step."""
+    """A window that consists of one step, which is already made."""
 
     def __init__(self, batch: SequenceBatch) -> None:
         self._batch = batch
@@ -259,7 +259,7 @@ class StreamSteps(NumberedSteps[SequenceBatch]):
             "validation": (law.num_users - num_validation, num_validation),
             "test": (law.num_users, law.num_test_users),
         }[part]
-        # The histories of that many users are nearly always long enough together: the mean plus six deviations.
+        # The mean number of users that fill a step, plus six deviations. These users nearly always have enough events.
         mean = config.tokens_per_step / law.mean_events
         self.users_per_step = math.ceil(mean + 6.0 * math.sqrt(mean))
         num_steps = num_users // self.users_per_step

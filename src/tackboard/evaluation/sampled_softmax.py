@@ -2,9 +2,9 @@
 
 The protocol: the history of a test user is all events but the last, and the last event's item is the target. The
 choices are a fixed sample of items that the stream's law draws by popularity, the same for all users and all runs. Only
-users whose target is in the sample count. Given its history and the sample, a target then follows the true
-probabilities of the sample's items, scaled to a sum of 1. So each rival is a softmax over the sample, and the oracle's
-mean log-loss is the smallest that any predictor can expect:
+users whose target is in the sample count. For these users, the probability of a target is the true probability of the
+item given the history, scaled so that the sample has a sum of 1. So no predictor can expect a smaller mean log-loss
+than the oracle. Each rival is a softmax over the sample:
 
     popularity   each item's exact share of all events
     model        its scores, such as cosines divided by the learned temperature
@@ -55,7 +55,7 @@ def evaluate_stream(
 ) -> dict[str, Any]:
     """Returns log-loss, HR@k and NDCG@k of the three rivals over a sample of `num_items` items.
 
-    At most `max_users` test users are read; the users whose target is not in the sample are left out of these.
+    At most `max_users` test users are read. Those users whose target is not in the sample are then left out.
     """
     source = source.over(source.law.sample_items(num_items))
     sequences = source.test_sequences(max_users)
@@ -64,7 +64,7 @@ def evaluate_stream(
     if len(users) == 0:
         raise DataError(
             f"no target of {len(sequences.user_ids):,} test users is in the sample of {len(source.catalogue):,} items",
-            fix="judge more users or more items: data.law.num_test_users, data.evaluated_items",
+            fix="evaluate more users or more items: data.law.num_test_users, data.evaluated_items",
         )
     rows, seconds = [], 0.0
     for name, score in stream_rivals(model, sequences, hashing, max_history).items():
@@ -91,7 +91,7 @@ def evaluate_stream(
 
 
 def stream_rivals(model: Any, sequences: Sequences, hashing: HashConfig, max_history: int) -> dict[str, ScoreUsers]:
-    """Returns functions from positions of users to scores over the catalogue. A softmax makes probabilities of them."""
+    """Returns functions from positions of users to scores over the catalogue. A softmax makes them probabilities."""
     assert isinstance(sequences.source, StreamSource)
     law, catalogue = sequences.source.law, sequences.catalogue
     log_shares_S = law.log_share(catalogue)
@@ -145,10 +145,10 @@ def loss_gap_closed(rows: list[dict[str, Any]]) -> float | None:
 def _scale_of_scores(
     model: Any, sequences: Sequences, products_S: torch.Tensor, hashing: HashConfig, max_history: int
 ) -> float:
-    """Returns the factor by which a model's scores exceed the products of its vectors, such as 1 / temperature.
+    """Returns the factor from the products of a model's vectors to the model's scores, such as 1 / temperature.
 
-    `products_S` holds the first user's products with the catalogue. The factor is measured at two of its items, because
-    only `scores` knows it and any model may choose its own.
+    `products_S` holds the first user's products with the catalogue. The factor is measured on two items, because
+    only the model's `scores` applies it, and each model may have its own factor.
     """
     ends = torch.stack([products_S.argmin(), products_S.argmax()]).cpu()
     distance = float(products_S[ends[1]] - products_S[ends[0]])

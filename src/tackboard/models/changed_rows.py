@@ -1,4 +1,4 @@
-"""A table, or the optimiser's sums of a table, as only those rows that training has changed.
+"""Represents a table, or the optimiser's sums of a table, by only the rows that training has changed.
 
 `ChangedRows` holds the positions and values of the changed rows. Every other row is fresh (`ops.fresh_rows`), or 0 in
 the case of sums. Checkpoints store this form. It has the shape and type of the whole table, so that it can be compared
@@ -54,7 +54,7 @@ class ChangedRows:
         return math.prod(self.shape)
 
     def whole(self, where: Path) -> torch.Tensor:
-        """Returns the whole tensor, in the machine's memory. Raises DataError with `where` if there is too little."""
+        """Returns the whole tensor in main memory. Raises DataError with `where` if there is too little memory."""
         needed, free = self.numel() * self.values_Nd.itemsize, available_memory_bytes()
         if needed > free:
             raise DataError(

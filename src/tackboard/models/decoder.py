@@ -1,18 +1,16 @@
 """Defines the decoder: a GPT-2-style, pre-norm, causal transformer over packed histories.
 
 The decoder takes the tokens of all histories end to end [T, D] and the length of each history, and returns hidden
-vectors of the same shape. All layers except attention work on single tokens and run on the packed tokens. Attention
-lays the tokens out as a grid [B, S], padded on the right. Because attention is causal, no token ever sees the padding.
-So no mask is needed, and the fast causal kernel can be used. With histories of 5 to 64 events the grid has about twice
-as many cells as there are tokens, so packing halves the work of everything but attention.
-
-The order of tokens enters in one of three ways. `learned` adds a vector per position to the tokens, and no row may be
-longer than the number of these vectors. `rotary` rotates queries and keys by their position, so that attention reads
-distances and a row may be longer than any row of training. `none` adds nothing.
+vectors of the same shape. All layers except attention work on single tokens and run on the packed tokens, so they do no
+work for padding. Attention also takes and returns packed tokens. `ops.packed_attention` chooses how it is computed: by
+kernels for packed rows on a GPU, and on a CPU by padded grids, each of rows of similar length.  The order of tokens
+enters in one of three ways. `learned` adds a vector per position to the tokens, and no row may be longer than the
+number of these vectors. `rotary` rotates queries and keys by their position, so that attention reads distances and a
+row may be longer than any row of training. `none` adds nothing.
 
 Time enters through `time_bias` buckets: each pair of query and key gets a learned number per head, chosen by the time
 from the key to the query (see `LayerStack.forward`). On a CPU the bias has a cost: it is a tensor as large as the
-scores, which attention without a bias never holds in memory. Memory stays bounded (`ops/packed_attention_reference.py`)
+scores, which attention without a bias never holds in memory. Memory stays bounded (`ops.packed_attention_reference`),
 but time grows with the square of the length: a step over one history of 16,000 tokens takes about ten times as long
 with the bias as without it. Without the bias, memory is linear in the length.
 
@@ -116,7 +114,7 @@ class LayerStack(nn.Module):
         self.positions = nn.Embedding(max_positions, width) if positions == "learned" else None
 
     def boundaries_ms(self, device: torch.device) -> torch.Tensor:
-        """Returns the elapsed times at which the buckets of the time bias begin, but for the first bucket."""
+        """Returns the elapsed times at which the buckets of the time bias begin, except for the first bucket."""
         raise NotImplementedError
 
     def layers_in_order(self) -> nn.ModuleList:
@@ -136,7 +134,7 @@ class LayerStack(nn.Module):
         `times_T` (int64) holds the times of the tokens in ms; a backbone with a time bias needs them. `query_times_T`
         holds the times of the tokens as queries: for each token the time of the next event or of the request. Without
         `query_times_T` a query has the time of its own token. `layout` is the layout of the rows on the tokens'
-        device. Without it, the layout is built from `lengths_B`, for which the host waits for the device.
+        device. Without it, the layout is built from `lengths_B`; the host then waits for the device.
         """
         layout = RowLayout.of_lengths(lengths_B) if layout is None else layout
         if layout.num_tokens:
@@ -183,7 +181,7 @@ class Decoder(LayerStack):
         self._initialise(num_layers)
 
     def _initialise(self, num_layers: int) -> None:
-        """Initialises as GPT-2 does: std 0.02, divided by √(2 · layers) in maps before a residual sum; biases are 0."""
+        """Initialises as GPT-2 does: std 0.02, or 0.02 / √(2 · layers) in front of a residual sum; biases are 0."""
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
                 continue

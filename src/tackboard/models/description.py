@@ -2,8 +2,8 @@
 
 The JSON says where the config's class is defined: in this package, or in a file of the user. Decided: code is never
 taken from a bundle or a run. A bundle with a user's model loads only if the operator names the file with `--code`. A
-run also loads without `--code` if the same user's `train` recorded the file in a place outside the run, and the file
-has not changed since.
+run also loads without `--code` if the same user's `train` command recorded the file outside the run, and the file has
+not changed since.
 """
 
 from __future__ import annotations

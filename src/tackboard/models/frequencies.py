@@ -18,7 +18,7 @@ Decided, because the publication does not say:
 - The first averages are plain means: the n-th observation has a share of 1/n until 1/n falls to `rate`. The first
   interval is counted from the beginning of training, because this interval has the same distribution as all others.
 - An item that was not seen for longer than its interval is treated as if it were seen now. So the estimate of an item
-  that is no longer popular falls, and an item that was never seen counts as if it were seen once in all steps.
+  that is no longer popular falls, and an item that was never seen counts as if it were seen once in all steps so far.
 
 Shapes: M items, k hash functions, S distinct slots of a step.
 """

@@ -9,7 +9,8 @@ A model is an `nn.Module` made by its config, a frozen dataclass that derives fr
 
 A model may also have `prepare(batch, generator)`. It returns the batch with further tensors that do not depend on the
 parameters, such as PinFM's targets. The trainer calls it on the CPU before the batch is copied to the device, so that a
-GPU never waits for the length of a tensor. `generator` is keyed by the data step. `loss` must also work without it.
+GPU never waits for the length of a tensor. The data step decides the seed of `generator`. `loss` must also work on a
+batch without `prepare`.
 
 A model that can retrieve derives from `RetrievalModel` and inherits `scores`. For modules with `compiles = True` see
 `compile_parts`.
@@ -80,7 +81,7 @@ class ModelConfig(abc.ABC):
 
     @property
     def needs_drawn_negatives(self) -> bool:
-        """Whether training refuses data.uniform_negatives = 0, because the loss needs drawn items as negatives."""
+        """Whether the loss needs drawn items as negatives. Then training refuses data.uniform_negatives = 0."""
         return False
 
     @property

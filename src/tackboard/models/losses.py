@@ -13,10 +13,10 @@ both sources. The right item is always in the sum and is not corrected. If the w
 other negatives, all weights are 1 and the loss is the exact softmax. Items that a user engaged with are taken out of
 that user's negatives, because a user who engaged with an item does not reject it. The right item is one of these items,
 so all pairs of a token share one sum, and further targets of a token cost next to nothing. If only earlier items are
-taken out, the loss also learns that the next item was chosen before the later items, at the price of one sum per pair.
+taken out, the loss also learns that the next item was chosen before the later items. This needs one sum per pair.
 
-`ops.contrastive` computes the sums and never holds all scores of tokens × items in memory. On a GPU it holds
-a table of users' own items, with a byte for each user and item of the batch, or four bytes if only earlier items are
+`ops.contrastive` computes the sums and never holds all scores of tokens × items in memory. On a GPU it holds a table of
+users' own items. The table has one byte for each user and item of the batch, or four bytes if only earlier items are
 taken out.
 
 Shapes: P pairs, A tokens that predict something, R sums (one per token or per pair), M distinct items, D width, B rows,
@@ -48,7 +48,7 @@ class LossConfig:
     correct_popularity: bool = True
     """Divide the weight of each negative by its expected count (logQ correction)."""
     streaming_frequencies: bool = False
-    """Estimate expected counts while training, instead of counting the dataset first: for data that never ends."""
+    """Estimate expected counts while training, instead of counting the dataset first. Useful for endless data."""
     mask_same_user: bool = True
     """Take a user's own positives out of that user's negatives."""
     later_negatives: bool = False
@@ -84,9 +84,9 @@ class LossConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OwnLists:
-    """Lists of items that are no negatives: the tokens of row b have items[offsets[g] : offsets[g + 1]], g = groups[b].
+    """Lists of items that are no negatives. Row b has the list items[offsets[g] : offsets[g + 1]] with g = groups[b].
 
-    With `places`, an item is taken out only after the event at that index within the row.
+    `places` holds the index of each item's event within the row. Only tokens after that event then leave the item out.
     """
 
     offsets: torch.Tensor
@@ -116,7 +116,7 @@ def earlier_items(batch: SequenceBatch) -> OwnLists:
 
 def positive_counts(batch: SequenceBatch) -> torch.Tensor:
     """Counts the positives of each distinct item in this batch [M]."""
-    # A count per event, positive or not, needs no list of positives, so a GPU need not wait for its length.
+    # Each event adds 1 or 0. A list of the positives is not made, because a GPU would have to wait for its length.
     counts_M = torch.zeros(len(batch.item_ids), dtype=torch.int64, device=batch.items.device)
     return counts_M.index_add_(0, batch.items, batch.is_positive.long())
 

@@ -11,7 +11,8 @@ does not say: each history begins with a learned start token, so the first event
 has a defined vector. Time enters as the logarithm of the gap to the previous event, in buckets (0 buckets leave time
 out). φ_in's unit vectors are scaled by √width to fit the scale of the residual stream. With `request_time` a token also
 knows the time to the event that it predicts: the gap of the next event in training, the time since the newest event in
-a request. A token knows nothing else of the future, and the time of a request is known when the model is asked.
+a request. A token knows nothing else of the future. Serving knows this time too, because it knows when a request is
+made.
 
 Shapes: B rows, N packed events, T packed tokens (events and start tokens), P predictions, M distinct items, D width,
 E width of the concatenated tables.
@@ -160,7 +161,7 @@ class PinFMConfig(ModelConfig):
 
 @dataclasses.dataclass(frozen=True)
 class Targets:
-    """What the tokens of a batch predict, and which items are no negatives. It is computed where the batch is made.
+    """What the tokens of a batch predict, and which items are no negatives.
 
     A GPU would have to wait for the lengths of these tensors, so the CPU computes them before the batch is copied.
     """
@@ -228,7 +229,7 @@ class PinFM(RetrievalModel):
         targets: Targets = batch.targets
         items_ME = self.item_tables(batch.item_rows)
         hidden_TD = self._hidden(batch, items_ME)
-        # The event after token t of row r has number t - r. The token predicts for the request of that event.
+        # The event after token t of row r has number t - r. The token reads the request features of that event.
         ahead_A = targets.tokens - targets.rows
         hidden_AD = self._with_request(hidden_TD.index_select(0, targets.tokens), batch, ahead_A)
         total, losses_P = info_nce(
@@ -364,8 +365,8 @@ class PinFM(RetrievalModel):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Returns the times of tokens as keys and as queries [T] in ms. A start token takes its first event's time."""
         times_T = torch.zeros(places.num_tokens, dtype=torch.int64, device=batch.items.device)
-        # An event's time is written to the token before the event, then to the event's own token. So only start tokens
-        # keep the time of a later event.
+        # An event's time is first written to the token before the event. Then every event's own token gets its own
+        # time. So only start tokens keep the time of the event after them.
         times_T[places.before] = batch.times_ms
         times_T[places.before + 1] = batch.times_ms
         if not self.config.request_time:

@@ -124,7 +124,7 @@ class SequentialConfig(ModelConfig):
     """Read the time from the newest event to the request."""
     request_vector: Literal["auto", "none", "input", "output"] = "auto"
     """Where a vector of the request's time is added. `auto` adds it to the output of a backbone that reads no times,
-    such as SASRec; other backbones get no vector, because their time bias reads the request's time."""
+    such as SASRec. Other backbones get no vector, because their time bias reads the request's time."""
     num_time_buckets: int = 28
     """Number of buckets of log2(seconds), for the time gap and for the request's time."""
     backbone: BackboneConfig = dataclasses.field(default_factory=lambda: BackboneConfig(kind="sasrec", num_heads=1))

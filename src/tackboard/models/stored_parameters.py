@@ -1,13 +1,13 @@
 """Loads stored parameters and checks that they fit their model; errors name the file.
 
 A config of a few bytes can ask for a table of any size. So the model is first built without memory, on torch's meta
-device, and compared with the stored tensors. The real model is built only if names and shapes agree exactly. The first
-build may make only a limited number of parameters, because even a model without memory takes time to build.
+device, and compared with the stored tensors. The real model is built only if names and shapes agree exactly. The number
+of parameters in the first build is limited, because even a model without memory takes time to build.
 
 Decided: the tensors of a file are mapped into memory, not read. The tables of a restored model are the mapped tensors
-themselves, in their stored type. So a table takes no memory of the process: its pages belong to the file, are loaded
-when rows are looked up, and are shared by processes that map the same file. Dense parameters are copied, because the
-rounding of a matrix product may depend on the address of its operands.
+themselves, in their stored type. So a table takes no memory of the process. Its pages belong to the file. They are
+loaded when rows are looked up, and processes that map the same file share them. Dense parameters are copied, because
+the rounding of a matrix product may depend on the address of its operands.
 """
 
 from __future__ import annotations

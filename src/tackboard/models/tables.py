@@ -8,13 +8,13 @@ memory and time.
 The gradient of a lookup does not go to `weight.grad`. A backward pass appends the looked-up rows and their gradients to
 `HashedTables.pending`. The optimiser applies or drops them once it knows whether the step is good
 (`train.optimizers.RowWiseAdagrad`). So no sparse tensor is made. The gradient has the precision of the looked-up
-vectors, also for a half-precision table (fp16, bf16), where autograd would round it to half precision. Several lookups
+vectors. Autograd would round the gradient of a half-precision table (fp16, bf16) to half precision. Several lookups
 and several backward passes add up.
 
 Decided: fresh rows are a function of a key and their position (`ops.fresh_rows`). The key is drawn when the table is
 made. So with the same seed a table begins with the same rows on any device, and a half-precision table begins as the
-fp32 table rounded to nearest. In training, only the optimiser moves rows: a checkpoint stores the rows that have a sum,
-and those that differed from the fresh rows when the run began.
+fp32 table rounded to nearest. In training, only the optimiser moves rows. So a checkpoint stores the rows whose Adagrad
+sum is not 0, and the rows that differed from the fresh rows when the run began.
 
 The type of the rows decides how a table is looked up. So a table that was trained in fp32 and stored in fp16 is read in
 fp16: `stored_parameters` makes the table without rows and gives it the rows of the file.
@@ -72,7 +72,7 @@ class HashedTables(nn.Module):
         self.num_rows = config.num_rows
         self.dim = config.dim
         self.fresh = FreshRows(draw_key(), config.init_std)
-        """What the rows were before training. A checkpoint stores its key."""
+        """The values of the rows before training. A checkpoint stores the key that makes them."""
         shape = (config.num_hashes * config.num_rows, config.dim)
         rows_Rd = torch.empty(shape, dtype=STORAGES[config.storage], device=_rows_device.get())
         if not rows_Rd.is_meta:
@@ -132,7 +132,7 @@ class _Lookup(torch.autograd.Function):
 def rows_on(device: torch.device | str) -> Iterator[None]:
     """Inside this context, the rows of new tables are made on `device`. The rest of a model is made as usual.
 
-    On the device "meta" tables take no memory: they have no rows until these are replaced.
+    On the device "meta", tables take no memory. Their rows have no values until the rows are replaced.
     """
     token = _rows_device.set(device)
     try:

@@ -29,7 +29,7 @@ def log2_bucket(elapsed: torch.Tensor, num_buckets: int, *, per_second: int = 1)
 
 
 def log2_boundaries(num_buckets: int, per_second: int, device: torch.device) -> torch.Tensor:
-    """Returns the elapsed times at which the buckets of `log2_bucket` begin, but for bucket 0, as int64."""
+    """Returns the elapsed times at which the buckets of `log2_bucket` begin, except for bucket 0, as int64."""
     last = min(num_buckets, 63 - per_second.bit_length())
     powers = torch.arange(1, last, device=device)
     return ((torch.ones_like(powers) << powers) - 1) * per_second
@@ -43,9 +43,9 @@ def hstu_bucket(elapsed_ms: torch.Tensor, num_buckets: int) -> torch.Tensor:
 @functools.cache
 @torch.inference_mode(False)
 def hstu_boundaries(num_buckets: int, device: torch.device) -> torch.Tensor:
-    """Returns the elapsed times in ms at which the buckets of `hstu_bucket` begin, but for bucket 0, as int64.
+    """Returns the elapsed times in ms at which the buckets of `hstu_bucket` begin, except for bucket 0, as int64.
 
-    The numbers are kept on the device, because to copy them in every step would make the host wait for the device.
+    The numbers are kept on the device. To copy them in every step would make the host wait for the device.
     """
     exact = [math.ceil(1000 * math.exp(HSTU_LOG_STEP * number)) for number in range(1, num_buckets)]
     boundaries = [boundary for boundary in exact if boundary <= MAX_INT64]

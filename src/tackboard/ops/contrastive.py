@@ -10,7 +10,7 @@ There are three implementations with the same results:
 
     contrastive_reference   the definition, in plain PyTorch; holds all R × M scores
     contrastive_blocked     CPU, and a GPU without Triton: some sums at a time, gradients in the same pass
-    contrastive_triton      GPU: scores exist only in registers, once in the forward and once in the backward pass
+    contrastive_triton      GPU: scores exist only in registers; the backward pass computes them again
 
 Decided: the weights of pairs are an input. The blocked implementation then knows the gradient of every loss when it has
 the scores of a block, so it computes the gradients at once: three matrix products instead of four, and the scores are

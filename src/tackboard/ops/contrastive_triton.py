@@ -5,11 +5,11 @@
                a program has BLOCK_M items and visits all sums:  the same                → gradient of items
 
 Each program writes its own rows, so no two programs add to one address, and results repeat bit for bit. The scores are
-computed again in the backward pass, because R × M scores would fill the memory and reading them takes longer. The
+computed again in the backward pass, because R × M scores would fill the memory, and reading them would take longer. The
 kernels read own items as a table [G, M] of bytes, or of places if later items stay negatives.
 
 Products are computed in the type of autocast and summed in fp32. In fp32 they are exact to the last bits (`ieee`), not
-rounded to TF32. The slopes are divided by their largest value before the products, because fp16 would lose small ones.
+rounded to TF32. The slopes are divided by their largest value before the products, because fp16 loses small slopes.
 
 Shapes: as in `contrastive`.
 """
@@ -122,7 +122,7 @@ class _Inputs:
         self.log_weights_M, self.left_out_R, self.own, self.mask = log_weights_M.contiguous(), left_out_R, own, mask
 
     def pointers(self, log_sums_R: torch.Tensor) -> tuple[Any, ...]:
-        """Returns the tensors and sizes in the order of the kernels' parameters. Unused tensors may be any tensor."""
+        """Returns the tensors and sizes in the order of the kernels' parameters. An unused tensor may be any tensor."""
         own, unused = self.own, log_sums_R
         return (
             self.hidden_RD,

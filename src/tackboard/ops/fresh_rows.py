@@ -3,12 +3,12 @@
 The key stands for a seed and a table. A value is made from the 64 bits of `random_bits(key, row, column)` (see
 `stochastic_rounding`): these are four fields of 16 bits. The sum of the fields, minus its mean, is a whole number that
 fp32 holds exactly. One multiplication by an fp32 constant gives the value. So the same row has the same bits on any
-device, in any order and for any share of the rows: nothing but integer arithmetic and one exactly rounded product is
+device, in any order and for any subset of the rows, because only integer arithmetic and one exactly rounded product are
 used. The arithmetic is 64-bit, so a table may have more than 2^31 elements.
 
 Decided: a sum of four uniform numbers stands for a normal number. Mean and variance are exact. The kurtosis is 2.7
-instead of 3, and no value is further than 3.47 standard deviations from 0. A starting vector needs no more, and a
-logarithm or a cosine would have other last bits on another device. A half-precision value is the fp32 value rounded to
+instead of 3, and no value is further than 3.47 standard deviations from 0. This is enough for fresh rows, while a
+logarithm or a cosine would differ in its last bits between devices. A half-precision value is the fp32 value rounded to
 nearest. Tables are filled and compared block by block, so that no second table is ever in memory.
 
 Shapes: R rows, d width of a row.
@@ -28,11 +28,11 @@ from tackboard.ops.stochastic_rounding import random_bits
 FIELD_BITS = 16
 MEAN_OF_SUM = 4 * ((1 << FIELD_BITS) - 1) // 2
 STD_OF_SUM = math.sqrt(((1 << 2 * FIELD_BITS) - 1) / 3)
-"""Four times the variance of a uniform whole number from 0 to 65,535, which is (65,536² - 1) / 12; then the root."""
+"""A uniform whole number from 0 to 65,535 has the variance (65,536² - 1) / 12. The sum of four has four times this."""
 _LOW_FIELDS = 0x0000_FFFF_0000_FFFF
 _SUM_MASK = 0x3_FFFF
 ELEMENTS_AT_ONCE = {"cpu": 1 << 17, "cuda": 1 << 22}
-"""Number of elements made at once, for each thread of a CPU. A CPU is fastest with blocks that fit into its cache."""
+"""Number of elements made at once, on a CPU by each thread. A CPU is fastest with blocks that fit into its cache."""
 _BIT_PATTERNS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
 
 
@@ -53,7 +53,7 @@ class FreshRows:
 
     @torch.no_grad()
     def fill(self, table_Rd: torch.Tensor, first_row: int = 0, dtype: torch.dtype | None = None) -> None:
-        """Gives `table_Rd` its fresh values, in place. It holds the rows from `first_row` on of the whole table.
+        """Fills `table_Rd`, which holds the rows of the whole table from `first_row` on, with its fresh values.
 
         With `dtype`, the values are first rounded to that type.
         """
@@ -65,7 +65,7 @@ class FreshRows:
     def differing(self, table_Rd: torch.Tensor, first_row: int = 0) -> torch.Tensor:
         """Returns the positions in `table_Rd` of all rows that differ from the fresh rows in any bit (int64, rising).
 
-        `table_Rd` holds the rows from `first_row` on of the whole table.
+        `table_Rd` holds the rows of the whole table from `first_row` on.
         """
         pattern = _BIT_PATTERNS[table_Rd.dtype]
         is_other_R = torch.empty(table_Rd.shape[0], dtype=torch.bool, device=table_Rd.device)

@@ -1,4 +1,4 @@
-"""Computes causal attention of packed rows without padding, by the fastest way that the device and the setting allow.
+"""Computes causal attention of packed rows without padding, in the fastest way that the device and the settings allow.
 
 Queries, keys and values are packed tokens [T, H, d], and `RowLayout` says where rows lie. A token reads itself and the
 tokens before it in its row. The output is what each token reads [T, H, d].
@@ -7,11 +7,11 @@ tokens before it in its row. The output is what each token reads [T, H, d].
     CPU                                                       grids of rows of similar length (`_reference`)
     GPU, softmax without a bias, bf16 or fp16                 torch's varlen_attn (Flash Attention)
     GPU, softmax with a time bias; pointwise; fp32            our kernels (`_triton`)
-    GPU, dropout of weights, or Triton missing                grids of rows of similar length; said once
+    GPU, dropout of weights, or Triton missing                grids of rows of similar length; a message says so
 
-Decided: the bias of both kinds of attention runs in our own kernels and not in FlexAttention. FlexAttention always
-applies a softmax, so HSTU's pointwise weights cannot be written with it, and gradients of a bias that it looks up are
-added by atomics, in no fixed order.
+Decided: attention with a bias runs in our own kernels and not in FlexAttention. FlexAttention always applies a softmax,
+so it cannot compute HSTU's pointwise weights. It also adds up the gradients of a looked-up bias by atomics, which have
+no fixed order.
 
 Shapes: T packed tokens, H heads, d width of a head.
 """
@@ -35,7 +35,7 @@ MAX_HEAD_BYTES = 512
 def _has_triton() -> bool:
     try:
         return importlib.util.find_spec("triton") is not None
-    except ModuleNotFoundError:  # An import hook may refuse a module instead of not finding it.
+    except ModuleNotFoundError:  # An import hook may raise this error.
         return False
 
 
@@ -50,7 +50,7 @@ def packed_attention(
     layout: RowLayout,
     weighing: Weighing = SOFTMAX,
 ) -> torch.Tensor:
-    """Returns what each token reads [T, H, d]. See the module's docstring for the way that is chosen."""
+    """Returns what each token reads [T, H, d]. The module's docstring says which way is chosen."""
     if len(q_THd) != layout.num_tokens:
         raise DataError(
             f"attention was given {len(q_THd):,} tokens, but the layout of their rows has {layout.num_tokens:,}",

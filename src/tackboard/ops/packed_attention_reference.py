@@ -1,4 +1,4 @@
-"""Computes causal attention of packed rows in plain PyTorch: the path of the CPU, and the twin of the kernels.
+"""Computes causal attention of packed rows in plain PyTorch: the path of the CPU, and the plain twin of the kernels.
 
 Queries, keys and values are packed tokens [T, H, d]; the output is what each token reads [T, H, d]. Rows of similar
 length are laid out as a grid (`RowLayout.groups`), and attention runs grid by grid. Attention is causal, so no token
@@ -36,12 +36,12 @@ take 64 MiB, or 512 MiB on a GPU."""
 
 @dataclasses.dataclass(frozen=True)
 class Elapsed:
-    """The times from keys to queries, in buckets: times of tokens in ms (int64) and where buckets begin, rising."""
+    """Times of the tokens as keys and as queries in ms (int64), and the boundaries of the buckets of elapsed times."""
 
     keys_T: torch.Tensor
     queries_T: torch.Tensor
     boundaries: torch.Tensor
-    """The number of boundaries at or below an elapsed time is its bucket."""
+    """Times in ms, rising. The bucket of an elapsed time is the number of boundaries at or below it."""
     grids: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     """Buckets of the grids that were computed already, by their first cell: all layers read the same buckets."""
 
@@ -103,10 +103,10 @@ def grouped_attention(
 
 
 def keep_groups_out_of_compilation() -> None:
-    """Makes compiled layers call this module as plain Python; called before layers are compiled.
+    """Makes compiled layers call this module as plain Python. Call this function before layers are compiled.
 
     The number of groups differs from batch to batch, so a compiled loop over groups would be compiled again and again.
-    This is no decorator, because a decorator would import torch's compiler, which takes seconds, in every process.
+    This is not a decorator, because a decorator would import torch's compiler in every process, which takes seconds.
     """
     global _run
     _run = torch.compiler.disable(_attend_in_groups)

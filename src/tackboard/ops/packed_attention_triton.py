@@ -112,7 +112,7 @@ def forward_kernel(
     SOFTMAX: tl.constexpr, POSITION: tl.constexpr, TIME: tl.constexpr, STEPS: tl.constexpr, WIDTH: tl.constexpr,
     SIZE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Computes what one block of tokens reads, and of a softmax the logarithm of the sum [H, T]."""
+    """Computes what one block of tokens reads and, for a softmax, the logarithm of the sum of exponentials [H, T]."""
     head = tl.program_id(1)
     row = tl.load(block_rows + tl.program_id(0))
     start = tl.load(block_starts + tl.program_id(0))
@@ -251,7 +251,7 @@ def bias_kernel(
     buckets = tl.arange(0, 1 << STEPS)
     by_bucket = tl.zeros((1 << STEPS,), tl.float32)
     left_over = tl.zeros((SIZE,), tl.float32)
-    # Column c of a turned tile holds the pairs whose distance is c more than the tile's, or c - SIZE more.
+    # Column c of a turned tile holds the pairs whose distance is start - begin + c, or SIZE less (`is_near` is false).
     turned = (numbers[:, None] - numbers[None, :] + SIZE) % SIZE
     is_near = numbers[:, None] >= numbers[None, :]
     for begin in range(0, start + SIZE, SIZE):
@@ -386,7 +386,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.T
 
 def _differentiate(ctx: Any, dread_THd: torch.Tensor, _dlse: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     *inputs, read_THd, lse_HT = ctx.saved_tensors
-    delta_HT = lse_HT  # Without a softmax, neither is read.
+    delta_HT = lse_HT  # Without a softmax, neither tensor is read.
     if not ctx.numbers[0]:
         delta_HT = (dread_THd.float() * read_THd.float()).sum(-1).T.contiguous()
     found = _backward(*inputs, *ctx.numbers, lse_HT, delta_HT, dread_THd.contiguous())
@@ -416,7 +416,7 @@ def _empty_gradients(
 def _tables(
     q_THd: torch.Tensor, position_P: torch.Tensor | None, time_VG: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the tables of biases; a table that is not there is never read, so any tensor may stand for it."""
+    """Returns the tables of biases. A missing table is never read, so any tensor may stand for it."""
     return q_THd if position_P is None else position_P.contiguous(), q_THd if time_VG is None else time_VG.contiguous()
 
 
@@ -425,7 +425,7 @@ def _strides(*parts: torch.Tensor) -> list[int]:
 
 
 def launch_options(width: int, num_bytes: int) -> dict[str, int]:
-    """Returns how a kernel runs for heads of `width` numbers of `num_bytes`, within the shared memory of an A100."""
+    """Returns launch options that fit the shared memory of an A100, for heads of `width` numbers of `num_bytes`."""
     is_large = width * num_bytes > 128
     return {"num_warps": 8 if is_large else 4, "num_stages": 1 if is_large else 2}
 

@@ -1,14 +1,14 @@
 """Looks rows of sub-tables up and updates them by row-wise Adagrad: kernels on a GPU, plain PyTorch elsewhere.
 
-In: a weight that holds k sub-tables one after another, and the rows of items in each sub-table. `lookup` returns the
-concatenated rows of each item, and the rows of the weight that were read. `row_wise_adagrad_` takes those rows with
+The input is a weight that holds k sub-tables one after another, and each item's row in each sub-table. `lookup` returns
+the concatenated rows of each item, and the rows of the weight that were read. `row_wise_adagrad_` takes those rows with
 their gradients and moves the weight in place. A negative row is padding: it reads zeros and is never updated.
 
 Decided: on a GPU nothing waits for the device and no shape depends on data. The learning rate, the rounding key and the
-flag `keep` are numbers on the device. If `keep` is false, then an update changes nothing. So the flag may be the
-result of a check that the host has not seen yet, and a CUDA graph can hold the update. Gradients of repeated rows are
-added in a fixed order, so a repeated update gives the same bits. On a GPU a row beyond the weight reads NaN and is
-never updated, because raising an error would need the host; elsewhere it raises IndexError.
+flag `keep` are numbers on the device. If `keep` is false, then an update changes nothing. So the flag may be the result
+of a check that the host has not seen yet, and a CUDA graph can hold the update. Gradients of repeated rows are added in
+a fixed order, so a repeated update gives the same bits. On a GPU, a row number beyond the weight reads NaN and is never
+updated, because the host would have to wait to raise an error. Elsewhere it raises IndexError.
 
 Shapes: M items, k sub-tables, D = k × d width of the concatenation, R rows of the weight, d width of a row,
 L = M × k looked-up rows.
@@ -71,7 +71,7 @@ def row_wise_adagrad_(
     Gradients of the same row are added first, and each element of the total is clipped to ±`clip_element`. The mean
     square of a row's total is added to the row's running sum (fp32), and the row moves by
     `learning_rate` × total / (√sum + `eps`), computed in fp32. `learning_rate` is an fp32 tensor without dimensions.
-    A row whose running sum is still 0 does not move: checkpoints store the rows that have a sum.
+    A row whose running sum is still 0 does not move, because checkpoints find the moved rows by their sums.
     Half-precision rows are rounded by `ops.stochastic_rounding` with `rounding_key`.
     """
     shapes = (tuple(weight_Rd.shape), tuple(sums_R.shape), tuple(rows_L.shape), tuple(gradient_Ld.shape))
@@ -109,5 +109,5 @@ def _implementation(is_cuda: bool) -> ModuleType:  # noqa: FBT001
     if is_cuda:
         from tackboard.core.progress import say
 
-        say("warning: Triton is not installed, so tables are updated by plain PyTorch, which is slower and waits")
+        say("warning: Triton is not installed, so plain PyTorch updates tables: it is slower and waits for the GPU")
     return table_rows_reference

@@ -18,7 +18,7 @@ from torch.nn import functional
 from tackboard.ops.stochastic_rounding import FORMATS, stochastic_round
 
 MOST_NARROW_ROWS = (1 << 31) - 1
-"""Largest number of rows that int32 can number."""
+"""Largest number of rows that can be numbered with int32."""
 BLOCK_ELEMENTS = 1 << 16
 """Number of elements that are updated at once on a CPU, so that the intermediate results stay in its cache."""
 
@@ -34,7 +34,7 @@ def lookup(
     """See `table_rows.lookup`."""
     rows_MK = item_rows_MK + first_rows_K
     is_padding_MK = item_rows_MK < 0
-    # The rows of a declared model (on the meta device) have no values; they are never padding.
+    # Rows on the meta device have no values, so they are never padding.
     has_padding = not is_padding_MK.is_meta and bool(is_padding_MK.any())
     if has_padding:
         rows_MK = rows_MK.masked_fill(is_padding_MK, 0)

@@ -185,7 +185,7 @@ def update_tiles_kernel(
         after = tl.load(rows + end, mask=end < num_entries, other=-1).to(tl.int64)
         is_row_E = (row_E >= 0) & (row_E < num_rows)
         begins_E = is_row_E & (row_E != before_E)
-        # A row that began in an earlier tile begins anew at the start of this tile.
+        # A row that began in an earlier tile is treated as if it began at the start of this tile.
         is_head_E = is_row_E & (begins_E | (number_E == 0))
         count_E = tl.sum((row_E[:, None] == row_E[None, :]).to(tl.int32), axis=1)
         longest = tl.max(tl.where(is_head_E, count_E, 0), axis=0)

@@ -102,7 +102,7 @@ def estimate_run(
         "state_bytes": memory,
         "checkpoint_bytes": checkpoint,
         "peak_host_bytes": host + checkpoint,
-        # The loss of an untrained model, for which every item is equally likely, and a label of 1 as likely as 0.
+        # An untrained model finds all items equally likely, and the labels 0 and 1 too. This gives its loss.
         "first_loss_expected": round(
             math.log(max(2, len(source.catalogue) if config.data.batch_type is SequenceBatch else 2)), 2
         ),
@@ -110,7 +110,7 @@ def estimate_run(
 
 
 def _table_bytes(module: HashedTables, num_items: int | None) -> int:
-    """Returns the most that a table and its sums take in a checkpoint; `num_items` None if all rows may differ."""
+    """Returns the largest size of a table and its sums in a checkpoint. `num_items` is None if all rows may differ."""
     num_changed = num_rows = module.weight.shape[0]
     if num_items is not None:
         num_changed = module.num_hashes * min(module.num_rows, num_items)

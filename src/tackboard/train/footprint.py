@@ -1,4 +1,4 @@
-"""Says what a trained model takes: bytes by part, the size of its checkpoint, and the share of table rows it has moved.
+"""Reports a trained model's bytes by part, the size of its checkpoint, and the share of table rows that have moved.
 
 A row counts as moved if row-wise Adagrad has added a gradient to its sum. Rows that no event and no negative has hit
 still have the value with which they began.

@@ -6,8 +6,8 @@ on the device: in a bad step nothing moves, and the step uses no step of the lea
 waits until the host has read a loss. The trainer reads the verdicts later, several at a time, and then notes the data
 steps to skip. If more than `max_bad_steps` of `window` steps are bad, the run has diverged and ends.
 
-Decided: if a model has state beyond its parameters (buffers such as streaming frequencies), its forward pass has
-changed this state already, so the run goes back to its last checkpoint and skips that step's data.
+Decided: a model may have state beyond its parameters (buffers such as streaming frequencies). The forward pass of a bad
+step has already changed this state. So the run goes back to its last checkpoint and skips that step's data.
 
 A checkpoint carries the guard's state, so a resumed run decides as an uninterrupted run would.
 """
@@ -90,7 +90,7 @@ class Guard:
         return f"gradient norm {norm:.3g} is above {limit:.3g}" if math.isfinite(norm) else f"gradient norm is {norm}"
 
     def skip(self, data_step: int, reason: str) -> None:
-        """Marks a data step, so that it is never read again. Raises DivergedError if too many steps were bad."""
+        """Marks a data step as bad, so that it is never read again. Raises DivergedError if too many steps were bad."""
         self.skipped.append(data_step)
         recent = [step for step in self.skipped if step > data_step - self.config.window]
         if len(recent) > self.config.max_bad_steps:

@@ -21,9 +21,9 @@ FREE_SETTINGS = frozenset(
 def changed_settings(before: dict[str, Any], now: RunConfig) -> list[str]:
     """Returns the names, as `--set` takes them, of settings that differ and decide a run's result.
 
-    `before` is the recorded config of a run, perhaps of an older version. Today's classes read it. This puts
-    moved settings in their new place and gives missing settings their default. The default is right, because older
-    versions behaved like it.
+    `before` is the recorded config of a run, perhaps of an older version. It is read by today's classes, which put
+    moved settings in their new place and give missing settings their defaults. The defaults are right, because older
+    versions behaved in that way.
     """
     wanted = config_to_json(now)
     # A config that today's classes cannot read is compared as it was recorded.

@@ -1,13 +1,13 @@
-"""Saves the state of a run beside training, and loads it.
+"""Saves the state of a run while training goes on, and loads the state.
 
-A checkpoint of step N is made in two parts. First all that is to be written is copied; training waits for this copy
-and for nothing else. Then a thread writes, hashes, fsyncs and renames the files (`checkpoint.store`) while training
-goes on. At most one checkpoint is in flight: the next one waits for it. An error of the thread is raised here, at the
+A checkpoint of step N is made in two parts. First, everything that is to be written is copied. Training waits only for
+this copy. Then a thread writes, hashes, fsyncs and renames the files (`checkpoint.store`) while training goes on. Only
+one checkpoint is written at a time: the next checkpoint waits for it. An error of the thread is raised here, at the
 next save or wait.
 
-Which rows of a table are written: those whose Adagrad sum is not 0, because the optimiser moves no other row, and those
-that differed from the fresh rows when the run began (a run may begin with the rows of another run). Decided: these rows
-are not compared with the fresh rows again at each checkpoint, because that would take longer than the copy.
+Two kinds of rows of a table are written: rows whose Adagrad sum is not 0, because the optimiser moves no other row, and
+rows that differed from the fresh rows when the run began (a run may begin with the rows of another run). Decided: these
+rows are not compared with the fresh rows again at each checkpoint, because that would take longer than the copy.
 
 Disk space and memory are compared with what is needed before anything is copied or written.
 """
@@ -60,7 +60,7 @@ class Saver:
         self._pinned_bytes = 0
 
     def wait(self) -> None:
-        """Waits until the checkpoint in flight is complete on disk. Raises the error of its writer."""
+        """Waits until the checkpoint that is being written is complete on disk. Raises its writer's error, if any."""
         try:
             self._background.wait()
         except BaseException:
@@ -79,10 +79,10 @@ class Saver:
     def save(
         self, step: int, state: Mapping[str, Any], documents: Mapping[str, Mapping[str, Any]], best: int | None
     ) -> None:
-        """Copies the state and begins to write the checkpoint of `step`, after the former checkpoint is complete.
+        """Copies the state and begins to write the checkpoint of `step`, after the previous checkpoint is complete.
 
         Raises DivergedError if a parameter is not finite, StorageError or UsageError if the disk or the memory is too
-        small, and the error of the former checkpoint's writer.
+        small, and the error of the previous checkpoint's writer.
         """
         self.wait()
         if step == self._saved_step:
@@ -120,7 +120,7 @@ class Saver:
 
     def _note_loaded(self, name: str, module: HashedTables, stored: Stored) -> None:
         if not isinstance(stored, ChangedRows) or stored.dtype != module.weight.dtype:
-            # Nothing says which of its rows are fresh.
+            # It is not known which rows of this table are fresh.
             self._whole.add(name)
             return
         rows_N = stored.rows_N.to(module.weight.device, torch.int64)
@@ -204,7 +204,7 @@ class Saver:
         self.run.log_event("checkpoint", step=step)
 
     def _check_room(self, step: int, counts: Mapping[str, list[int]], sum_counts: Mapping[str, list[int]]) -> None:
-        """Raises an error that names what the checkpoint needs and what there is, if the two do not fit."""
+        """Raises an error if the disk or the memory is too small for the checkpoint; the error names both sizes."""
         sizes = [tensor.nbytes for tensor in (*self._dense().values(), *self._moments().values())]
         sizes += [stored_bytes(module.weight, sum(counts[name])) for name, module in self.tables.items()]
         sizes += [stored_bytes(sums, sum(sum_counts[name])) for name, sums in self._sums().items()]

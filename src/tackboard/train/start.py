@@ -1,4 +1,4 @@
-"""Opens the data of a run for its model, and gives the model its first parameters from another run if wanted.
+"""Opens the data of a run for its model, and takes the first parameters of the model from `start.run` if it is set.
 
 A model that begins with another run's parameters also takes that run's vocabulary, because the rows of the embeddings
 stand for the actions and surfaces of that run. Names that occur only in the new data count as unknown.

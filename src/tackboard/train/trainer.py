@@ -209,7 +209,7 @@ class Trainer:
         )
 
     def uncompiled(self) -> AbstractContextManager[Any]:
-        """Returns a context without compilation: compiling the training model again for another use does not pay."""
+        """Returns a context without compilation. Compiling the model again for another use would take too long."""
         stance: AbstractContextManager[Any] = nullcontext()
         if self.is_compiled:
             stance = torch.compiler.set_stance("force_eager")
@@ -262,7 +262,7 @@ class Trainer:
         return batch if prepare is None else prepare(batch, torch.Generator().manual_seed(self._seed_of(data_step)))
 
     def _is_boundary(self) -> bool:
-        """Returns whether this step is logged, judged or saved, for which the host must know what happened."""
+        """Returns whether this step is logged, judged or saved, for which the host must know the verdicts."""
         training = self.config.training
         intervals = (training.log_every, training.checkpoint_every, training.validate_every or training.steps)
         return self.step == training.steps or any(self.step % interval == 0 for interval in intervals)
@@ -270,7 +270,7 @@ class Trainer:
     def _settle(self) -> bool:
         """Reads the verdicts of the steps since the last call; returns False if one of the steps was dropped.
 
-        Until then `step` and `data_step` count every step as good, because the device alone knows better.
+        Until then, `step` and `data_step` count every step as good, because only the device knows the verdicts.
         """
         unread, self._unread = self._unread, []
         if not unread:
@@ -295,7 +295,7 @@ class Trainer:
         return not bad
 
     def _log(self, *, is_new: bool) -> None:
-        """Writes a line of metrics, unless the step was logged before a bad step came in between."""
+        """Writes a line of metrics. After a bad step `is_new` is False: the last good step is logged already."""
         if not is_new:
             return
         now = time.perf_counter()
@@ -307,7 +307,7 @@ class Trainer:
         self.run.log_metrics(self.step, **figures, tokens_per_s=round(tokens_per_s, 1))
 
     def _let_writer_finish(self) -> None:
-        """Waits for the checkpoint in flight after an error. A second error is only told."""
+        """After an error, waits until the checkpoint is written. A further error is only printed as a warning."""
         try:
             self.saver.wait()
         except Exception as error:  # noqa: BLE001 - the first error is the one that is raised.
@@ -352,7 +352,7 @@ class Trainer:
     def save(self) -> None:
         """Copies the present state and begins to write its checkpoint; `saver.wait` waits until it is complete.
 
-        Raises DivergedError if a parameter is not finite, and the error of the former checkpoint if that one failed.
+        Raises DivergedError if a parameter is not finite, and the error of the previous checkpoint if that failed.
         """
         documents = {FILE_NAME: self.source.features.to_json()}
         self.saver.save(self.step, self._state(), documents, best=self.validation.best_step)
@@ -479,7 +479,7 @@ def _stop_signals(has_nothing_to_save: Callable[[], bool]) -> Iterator[list[int]
     received: list[int] = []
 
     def note(number: int, _frame: FrameType | None) -> None:
-        if received:  # Asked a second time: the user means it.
+        if received:  # The second request to stop: do not save first.
             raise KeyboardInterrupt
         received.append(number)
         if has_nothing_to_save():

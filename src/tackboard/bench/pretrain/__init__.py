@@ -1,1 +1,1 @@
-"""`tackboard bench pretrain`: a training step beside its floor, one optimisation at a time."""
+"""`tackboard bench pretrain`: compares a training step with its floor, adding one optimisation at a time."""

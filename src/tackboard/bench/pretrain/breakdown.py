@@ -50,7 +50,7 @@ def profiled(trainer: TimedTrainer) -> dict[str, Any]:
     profiler = profile(activities=activities)
     trainer.on_begin, trainer.on_end = profiler.start, profiler.stop
     _mark_parts(trainer)
-    # Each synchronisation of the stream gives a warning; the category is torch's own.
+    # Torch warns at each synchronisation of the host with the GPU. The warnings are counted.
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if is_gpu:
@@ -75,12 +75,12 @@ def profiled(trainer: TimedTrainer) -> dict[str, Any]:
 
 
 def add_up(events: Iterable[Any], *, is_gpu: bool) -> dict[str, float]:
-    """Adds up the microseconds of the profiler's events by part. Events of a CPU count only in the main thread."""
+    """Adds up the microseconds of the profiler's events by part. On a CPU, only the main thread counts."""
     known = [event for event in events if not _is_of_gpu(event)]
     parts_of_forward: dict[int, str] = {}
     for event in sorted(known, key=lambda event: event.time_range.start):
         part = _part_of_range(event)
-        # Several operations may carry a number. The last one made the node of the graph, so its part counts.
+        # Several operations may have the same number. The last of them made the node of the graph, so its part counts.
         if part is not None and event.sequence_nr >= 0:
             parts_of_forward[event.sequence_nr] = part
     main = {event.thread for event in known if event.name.startswith(MARK)}
@@ -123,7 +123,7 @@ def _part(event: Any, parts_of_forward: Mapping[int, str]) -> str:
             return str(event.name.removeprefix(MARK))
         if event.name.startswith(BACKWARD):
             if "AccumulateGrad" in event.name:
-                return "tables"  # Dense gradients are moved, not copied; tables are updated when theirs arrives.
+                return "tables"  # Dense gradients are moved here, not copied.
             return parts_of_forward.get(event.sequence_nr, "rest")
         event = event.cpu_parent
     return "rest"

@@ -4,7 +4,7 @@
     python -m rivals.plain_pretrain SPEC.json                     # the rival, in benchmarks/
 
 SPEC.json is a `Spec`. Decided: every measurement gets a new process, because the settings of the memory allocator, the
-compiled code and the peak of memory belong to a process.
+compiled code and the peak of memory apply to a whole process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Spec:
     off: tuple[str, ...] = ()
     """Rungs of the ladder that are switched off."""
     is_profiled: bool = False
-    """Whether to measure where the time goes, instead of the time."""
+    """Whether to profile the parts of a step, instead of timing steps."""
     batches: str = ""
     """For the rival: the file of batches and parameters (`prepared`)."""
 

@@ -78,7 +78,7 @@ class Preset:
     steps: int = 20
     """Timed steps."""
     rounds: int = 3
-    """Times that every contender takes its turn."""
+    """Number of rounds. Every contender is measured once in each round."""
 
 
 def _cpu() -> RunConfig:

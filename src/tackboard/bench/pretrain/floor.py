@@ -2,18 +2,19 @@
 
 The module takes a PinFM (on any device, also meta), the counts of a batch and the peaks of a device. It returns a list
 of items with their formulas. The floor is the sum of the items. This list was committed before the step was optimised,
-so no optimisation could choose the floor that it is compared with.
+so the floor could not be fitted to the result of an optimisation.
 
 `FORMULAS` says what each item counts, in the letters below.
 
-Matrix products take the time that was measured on this device for a product of this very shape. All other work takes
+The time of a matrix product is measured on this device, for exactly its shape. The time of all other work is that of
 the bytes that must be read and written, at the bandwidth of a large copy. Numbers have the precision of matrix products
 unless a formula says fp32. Rows of tables and their sums are counted in whole memory sectors (32 bytes on a GPU, 64
 bytes on a CPU), because memory is read in sectors.
 
-Decided: what can be fused into a neighbour costs nothing (activations, biases, dropout, masks, the softmax, the copy of
-the batch). The products and the traffic are added up, because the items of the list depend on each other. Padding is
-never counted. MFU (model FLOP utilisation) counts the backbone and the projections only, without what is recomputed.
+Decided: work that can be fused into its neighbour is free (activations, biases, dropout, masks, the softmax, the copy
+of the batch). The times of the items are added up, because the items depend on each other and cannot overlap. Padding
+is never counted. MFU (model FLOP utilisation) counts only the backbone and the projections, without recomputed
+products.
 
 Shapes: N events, B rows, T tokens (events and start tokens), C causal pairs of tokens in the same row, A tokens that
 predict, R sums of the loss, M distinct items, Q negatives, U distinct table rows, D width, E width of an item's rows, a
@@ -139,7 +140,7 @@ class Speeds(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FloorItem:
-    """One line of the floor: products at the speed of their shapes, and other work as the slower of FLOP and bytes."""
+    """One line of the floor. Products take their measured time; other work the longer of FLOP time and byte time."""
 
     name: str
     products: tuple[Product, ...] = ()

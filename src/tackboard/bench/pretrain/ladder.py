@@ -41,13 +41,14 @@ class Rung:
     devices: Sequence[str] = field(default=("cpu", "cuda"))
     """Types of devices on which this optimisation does something."""
     tolerance: float = 1e-3
-    """Largest relative difference of the loss after the timed steps."""
+    """Largest relative difference between the loss after the timed steps and that of the first measurement."""
 
 
 def replaced(place: str, value: Any) -> Off:
     """Returns a switch that puts `value` at `place`, "module:name" or "module:Class.name".
 
-    A string `value` of this form names the thing that is put there. The modules are imported when the switch is used.
+    If `value` is a string of this form, it names the object that is put there. The modules are imported when the switch
+    is used.
     """
 
     @contextmanager

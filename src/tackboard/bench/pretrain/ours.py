@@ -4,9 +4,9 @@ The module takes a config and a source of data, and returns the figures of timed
 step is `tackboard train`'s own: `TimedTrainer` is the trainer, with a clock around each step. A timed step lasts from
 the end of a step to the end of the next step, so it contains loading, lookup, backbone, loss, backward, both
 optimisers, guard and logging. Decided: no checkpoint is written. The trainer writes the first checkpoint before the
-first step and the last one after the last step, so neither would fall into the timed steps; but checkpoints of large
-tables would take longer than all timed steps together. On a GPU the clock waits for the device only before the first
-timed step and after the last timed step.
+first step and the last one after the last step, so neither would count as part of a timed step. But checkpoints of
+large tables would take longer than all timed steps together. On a GPU the clock waits for the device only before the
+first timed step and after the last timed step.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TimedTrainer(Trainer):
         self.begins_s: list[float] = []
         """When the trainer had the batch of each timed step and began to compute."""
         self.ends_s: list[float] = []
-        """When each timed step ended, after the end of the last warm-up step."""
+        """The end of the last warm-up step, and then the end of each timed step."""
         self.first_loss = float("nan")
         """Loss of the first step of training."""
         self.figures: dict[str, float] = {}

@@ -16,7 +16,7 @@ import torch
 SQUARE = {"cpu": 1024, "cuda": 8192}
 """Side of the square product whose speed is the peak of a device."""
 COPIED_NUMBERS = {"cpu": 1 << 25, "cuda": 1 << 30}
-"""Numbers (fp32) of the copy whose speed is the bandwidth of a device. No cache holds so many numbers."""
+"""Number of fp32 numbers in the copy whose speed is the bandwidth of a device; too many for any cache."""
 MOST_CELLS = {"cpu": 1 << 25, "cuda": 1 << 31}
 """Largest number of cells of a measured matrix."""
 

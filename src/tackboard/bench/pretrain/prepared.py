@@ -1,7 +1,7 @@
 """Writes the batches of the first steps, and the first parameters of the model, for the rival of the bench.
 
 The module takes a config and a source of data, and writes one safetensors file. A rival reads the file before its clock
-starts. The file also holds the loss of the first batch, so that the values of a rival are checked before its time
+starts. The file also holds the loss of the first batch, so that the rival's loss is checked before its time
 counts. Decided: parameters of more than LARGEST_BYTES are left out, because a file of large tables would take longer to
 write than everything else. The rival then starts from its own random parameters, and its loss is not compared.
 """
@@ -32,7 +32,7 @@ RIVAL_FIELDS = ("offsets", "users", "items", "item_rows")
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """What was written, the counts of a mean batch, and our loss of the first batch (None without parameters)."""
+    """The written file, the mean counts of its batches, and our loss of the first batch (None without parameters)."""
 
     path: Path
     counts: Counts

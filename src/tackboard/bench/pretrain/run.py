@@ -1,4 +1,4 @@
-"""`tackboard bench pretrain` measures a step of `tackboard train` beside its floor, one optimisation at a time.
+"""`tackboard bench pretrain` compares a step of `tackboard train` with its floor, adding one optimisation at a time.
 
 The bench takes names of sizes (`data.PRESETS`) and returns a dictionary of figures. For each size it measures
 
@@ -8,7 +8,7 @@ The bench takes names of sizes (`data.PRESETS`) and returns a dictionary of figu
     parts      where the time of a step goes (`breakdown`)
 
 Every measurement is a process of its own (`contender`). The steps of the ladder and the rival take turns. Values are
-checked first: a rung whose loss differs from the loss without optimisations is an error, and a rival whose first loss
+checked first: a rung that changes the loss by more than its tolerance is an error, and a rival whose first loss
 differs from ours gets no figures.
 """
 
@@ -62,7 +62,7 @@ def measure(
     rounds: int | None = None,
     quick: bool = False,
 ) -> dict[str, Any]:
-    """Measures each size and writes files to `folder`. Without `sizes`, takes those of the device that is there.
+    """Measures each size and writes files to `folder`. Without `sizes`, measures the device's default sizes.
 
     Raises UsageError for an unknown size, and TackboardError if our own side fails or a rung changes the loss.
     """
@@ -190,7 +190,7 @@ def ladder_figures(runs: Mapping[str, Sequence[Mapping[str, float]]], rungs: Seq
         for turn in turns:
             if not abs(turn["last_loss"] - expected) <= allowed * abs(expected) + 1e-6:
                 raise TackboardError(
-                    f"the loss with {name} is {turn['last_loss']}, without optimisations {expected}",
+                    f"the loss with {name} is {turn['last_loss']}, but without optimisations it is {expected}",
                     allowed=f"allowed: a relative difference of {allowed:g}",
                 )
         line: dict[str, Any] = {"name": name, "words": words[name], "last_loss": turns[0]["last_loss"]}
@@ -206,9 +206,10 @@ def ladder_figures(runs: Mapping[str, Sequence[Mapping[str, float]]], rungs: Seq
 def rival_figures(
     runs: Sequence[Mapping[str, Any]] | None, first_loss: float | None, product: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Returns the rival's medians and how many times as fast we are; only a reason if it failed or its loss differs.
+    """Returns the rival's medians, and how many times as fast we are.
 
-    Returns None if there was no rival. `first_loss` is None if the rival started from parameters of its own.
+    If the rival failed or its loss differs, returns only the reason. Returns None if there was no rival. `first_loss`
+    is None if the rival started from parameters of its own.
     """
     if runs is None:
         return None
@@ -240,8 +241,8 @@ def aims(name: str, size: Mapping[str, Any], device_type: str) -> list[dict[str,
             found.append(("ms per step, at most 45", wall_ms, wall_ms <= 45))
         if name in ("h200-256", "h200-1024"):
             share = product["floor_share"]
-            found.append(("of the floor's speed, at least 0.8", share, share >= 0.8))
+            found.append(("share of the floor's speed, at least 0.8", share, share >= 0.8))
         most = 1.2 if name == "ml-1m" else 1.05
         ratio = product["wall_per_gpu"]
-        found.append((f"times the GPU time per step as wall time, at most {most}", ratio, ratio <= most))
+        found.append((f"wall time of a step as a multiple of its GPU time, at most {most}", ratio, ratio <= most))
     return [{"aim": f"{name}: {words}", "value": value, "met": met} for words, value, met in found]

@@ -1,13 +1,13 @@
 """Measures lookup, backward and row-wise update of tables, beside plain PyTorch, FBGEMM and a bandwidth floor.
 
-In: the size of the tables, the number of items of a step, and a device. Out: one dict of milliseconds per step. All
-contenders begin with the same rows and get the same gradients. After their first step their rows are compared; only
+The input is the size of the tables, the number of items of a step, and a device. The output is milliseconds per step.
+All contenders begin with the same rows and get the same gradients. After their first step their rows are compared; only
 then are they timed. FBGEMM takes part on a GPU where it is installed. Plain PyTorch (a sparse gradient that is
 coalesced) takes part with fp32 tables only, because it has no stochastic rounding.
 
-The floor counts the bytes that no implementation can avoid, in sectors of 32 bytes: distinct rows are read by the
-lookup, and read and written by the update; their running sums, one sector each, are read and written; the vectors are
-written, the gradients are read. The bandwidth is measured by copying a large tensor on the same device.
+The floor counts the bytes that no implementation can avoid, in sectors of 32 bytes. The lookup reads the distinct rows
+and writes the vectors. The update reads the gradients, and reads and writes the distinct rows and their running sums
+(one sector each). The bandwidth is measured by copying a large tensor on the same device.
 
 Shapes: M items, k sub-tables, D = k × d, d width of a row.
 """
@@ -32,7 +32,7 @@ from tackboard.train.optimizers import RowWiseAdagrad
 SECTOR_BYTES = 32
 LEARNING_RATE, EPS, FIRST_VALUE = 0.05, 1e-8, 0.5
 CLIP = 1e6
-"""Far above any gradient, because FBGEMM clips in another place."""
+"""Far above any gradient, so that nothing is clipped, because FBGEMM clips gradients at another point."""
 NUM_COMPARED = 1000
 """Number of items whose rows are compared after the first step."""
 NUM_BATCHES = 4
@@ -57,7 +57,7 @@ class TableSpeedConfig:
     storage: str = "fp32"
     """Precision of the rows: fp32, fp16 or bf16."""
     skew: float = 1.0
-    """A uniform number to this power chooses a row: 1 makes all rows equally likely, more prefers the first rows."""
+    """A uniform random number to this power chooses a row. 1 makes all rows equally likely; more favours the first."""
     repeats: int = 50
     """Number of timed steps."""
     copied_bytes: int = 1 << 30
@@ -208,7 +208,7 @@ def _fbgemm(config: TableSpeedConfig, device: torch.device) -> tuple[Step, Read]
 
 
 def _milliseconds(step: Step, batches: list[torch.Tensor], gradient_MD: torch.Tensor, repeats: int) -> float:
-    """Returns the median of `repeats` steps: on a GPU between events on its stream, else by the clock."""
+    """Returns the median time of `repeats` steps, measured by CUDA events on a GPU, otherwise by the clock."""
     for rows_MK in batches:
         step(rows_MK, gradient_MD)
     if not gradient_MD.is_cuda:

@@ -1,7 +1,8 @@
-"""The law of an endless stream of events: who does what, and with which exact probability, without any stored table.
+"""The law of an endless stream of events: draws the events and gives their exact probabilities, without stored tables.
 
-It takes users and returns their events; it takes items and returns their probabilities. Every event is a function of
-(seed, user, position), so any part of the stream can be made alone, on any machine, for hundreds of millions of items.
+The law takes users and returns their events. It also takes items and returns their probabilities. Every event is a
+function of (seed, user, position), so any part of the stream can be made alone, on any machine, for hundreds of
+millions of items.
 
     topic of a user    stay with probability `stay`; go to the next topic of the ring with `advance`; else jump anywhere
     topic of an event  the user's topic; with probability `noise` any topic, and the user's topic does not change
@@ -9,13 +10,13 @@ It takes users and returns their events; it takes items and returns their probab
 
 Zipf's law here is the density (1 + x)^−exponent, cut into whole ranks: P(rank) is the integral from rank to rank + 1.
 So a rank is drawn by inverting the integral, and its probability is a difference, both in closed form. All topics are
-equally popular, hence an item's share of all events is P(rank) / topics. From the rank `topics` on, the popularity of
-the whole catalogue therefore also follows Zipf's law.
+equally popular, hence an item's share of all events is P(rank) / topics. So the popularity over the whole catalogue
+also follows Zipf's law, except that the first `topics` items are all equally popular.
 
-An event's item reveals the event's topic, but not whether the event was noise. `next_topics` is the exact probability
-of the next event's topic given all earlier events: the forward filter of this hidden Markov chain. No model that reads
-the same events can predict better. Decided: the topics lie on a ring, because the topic after any number of moves is
-then a sum, and a walk needs no loop over positions.
+An event's item reveals the event's topic, but not whether the event was noise. `next_topics` returns the exact
+probability of the next event's topic given all earlier events. It is the forward filter of this hidden Markov chain. No
+model that reads the same events can predict better. Decided: the topics lie on a ring, because the topic after any
+number of moves is then a sum, and a walk needs no loop over positions.
 
 Shapes: U users, N events end to end, T topics, M items.
 """
@@ -60,9 +61,9 @@ class StreamLawConfig:
     advance: float = 0.1
     """Probability that a user moves to the next topic. Otherwise the user jumps to any topic."""
     noise: float = 0.1
-    """Probability that an event shows an item of any topic, whatever the user's topic."""
+    """Probability that an event shows an item of any topic, whatever the user's topic is."""
     mean_events: float = 48.0
-    """Mean number of events of a user; the numbers are geometric, cut at max_events."""
+    """Mean number of events of a user. The numbers follow a geometric distribution, cut off at max_events."""
     max_events: int = 256
     """Largest number of events of a user."""
     num_users: int = 100_000_000
@@ -100,7 +101,7 @@ class StreamLaw:
 
     @functools.cached_property
     def _end_rate(self) -> float:
-        """Probability that a user's history ends after an event; it gives numbers of events with the wanted mean."""
+        """Probability that a user's history ends after an event, chosen so that the mean length is `mean_events`."""
         rate = 1.0 / self.config.mean_events
         for _ in range(200):
             rate = (1.0 - (1.0 - rate) ** self.config.max_events) / self.config.mean_events
@@ -113,9 +114,9 @@ class StreamLaw:
         return np.asarray(np.minimum(found, self.config.max_events), dtype=np.int64)
 
     def items_of(self, users: Ints, offsets: Ints) -> Ints:
-        """Returns the items of the users' first events, end to end [N]. User u has the events offsets[u:u + 1].
+        """Returns the items of the users' first events, end to end [N].
 
-        Every user has at least one event here.
+        User u has the events offsets[u] to offsets[u + 1] - 1, at least one.
         """
         events_N = self._events(users, offsets)
         topics_N = self._topics(events_N, offsets)
@@ -139,7 +140,7 @@ class StreamLaw:
         """Returns the log of each item's share of the events of its topic."""
         first = self._numbers(item_ids) // self.config.num_topics + 1.0
         power = 1.0 - self.config.zipf_exponent
-        # The integral from rank to rank + 1, without the difference of two nearly equal numbers.
+        # The log of the integral from rank to rank + 1. It avoids subtracting two nearly equal numbers.
         grown = np.log1p(1.0 / first)
         if power:
             grown = np.expm1(power * grown) / power
@@ -148,7 +149,7 @@ class StreamLaw:
     def next_topics(self, item_ids: Ints, offsets: Ints) -> Floats:
         """Returns the probability of each topic of each user's next event, given all events of the user [U, T].
 
-        User u has the events offsets[u:u + 1]; a user may have none.
+        User u has the events offsets[u] to offsets[u + 1] - 1; a user may have none.
         """
         config, topics_N = self.config, self.topics_of_items(item_ids)
         lengths = np.diff(offsets)
@@ -192,7 +193,7 @@ class StreamLaw:
         return keyed_random.bits(self.config.seed, USER_STREAM, users)
 
     def _events(self, users: Ints, offsets: Ints) -> NDArray[np.uint64]:
-        """Returns 64 bits of each event [N]: those of its user plus its position."""
+        """Returns 64 bits of each event [N]: the bits of its user plus the event's position."""
         lengths = np.diff(offsets)
         positions = np.arange(offsets[-1], dtype=np.int64) - np.repeat(offsets[:-1], lengths)
         return np.asarray(np.repeat(self._states(users), lengths) + positions.astype(np.uint64))
