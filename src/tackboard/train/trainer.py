@@ -93,7 +93,9 @@ class Trainer:
         self.is_compiled = shall_compile(config.training.compile, self.device)
         if self.is_compiled:
             compile_parts(self.model)
-        self.has_state_beyond_parameters = len(self.model.state_dict()) > sum(1 for _ in self.model.named_parameters())
+        self.has_state_beyond_parameters = len(self.model.state_dict()) > sum(
+            1 for _ in self.model.named_parameters(remove_duplicate=False)
+        )
         """Whether the model has state other than its parameters, for example streaming frequencies."""
         self.optimizers = Optimizers(self.model, config.optimizer, config.training.steps, seed=config.seed)
         self.on_checkpoint = on_checkpoint
@@ -277,16 +279,18 @@ class Trainer:
             return True
         verdicts = torch.stack([packed for _, _, packed in unread]).tolist()
         bad = []
+        step = self.step - len(unread)
         for (data_step, num_tokens, _), (loss, norm, limit, keep) in zip(unread, verdicts, strict=True):
             if keep:
+                step += 1
                 self.num_tokens += num_tokens
                 self.last_loss, self._last_norm = loss, norm
             else:
-                self.step -= 1
-                bad.append((data_step, Guard.reason(loss, norm, limit)))
-        for data_step, reason in bad:
-            self.run.log_event("bad_step", step=self.step, data_step=data_step, reason=reason)
-            say(f"warning: {reason} at step {self.step}: skipping data step {data_step}")
+                bad.append((step, data_step, Guard.reason(loss, norm, limit)))
+        self.step = step
+        for step, data_step, reason in bad:
+            self.run.log_event("bad_step", step=step, data_step=data_step, reason=reason)
+            say(f"warning: {reason} at step {step}: skipping data step {data_step}")
             self.guard.skip(data_step, reason)
         if bad and self.has_state_beyond_parameters:
             self._roll_back()  # The forward pass may have changed this state already.
