@@ -29,7 +29,7 @@ PARTS = {
     "attention": "backbone, attention",
     "backbone": "backbone, rest",
     "loss": "loss",
-    "optimiser": "dense optimiser and clipping",
+    "optimiser": "optimisers, table updates and clipping",
     "loader": "waiting for data",
     "rest": "rest",
 }
