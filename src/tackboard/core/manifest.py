@@ -99,7 +99,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         if not _is_entry(entry) or entry["name"] in names:
             raise CorruptFileError(
                 f"{path} is malformed: it lists {str(entry)[:200]}",
-                allowed="allowed: each file once, by a relative name with /, its bytes and its SHA-256",
+                allowed="allowed: one entry per file: a relative name with /, its size in bytes, its SHA-256",
             )
         names.add(entry["name"])
     return content

@@ -1,9 +1,10 @@
-"""The contrastive loss (see `contrastive`), some sums at a time, with the gradients computed in the same pass.
+"""The contrastive loss (see `contrastive`) for a block of hidden vectors at a time, with gradients in the same pass.
 
-For a block of sums, one matrix product gives the scores. Own items are overwritten by index, not by a mask of the whole
-block. Then the scores become exponentials in place, their sums give the losses and the factor of each row's gradient,
-and two further products give the gradients of hidden vectors and items. All blocks share one buffer. So the scores are
-read from the cache, and a step does not ask the system for new memory again and again.
+Each hidden vector has one sum over negatives. For a block of hidden vectors, one matrix product gives the scores. The
+scores of own items are overwritten by index, not by a mask of the whole block. Then the scores are replaced by their
+exponentials. The total of each row gives its losses and the factor of its gradient. Two further products give the
+gradients of hidden vectors and items. All blocks share one buffer. So the scores are read from the cache, and a step
+does not ask the system for new memory again and again.
 
 The weights of items are applied to the item vectors and not to the scores: Σ w e^s is a product of the exponentials
 with w, and the gradients use the products with w · item. This saves two passes over the scores.
@@ -162,7 +163,7 @@ def _pairs_of_blocks(pairs: ContrastivePairs, num_sums: int, step: int) -> list[
 
 
 def _exclude(scores_bM: torch.Tensor, block: slice, pairs: ContrastivePairs, own: OwnItems | None) -> None:
-    """Overwrites the scores of own items, and of right items that are to be left out, with EXCLUDED."""
+    """Writes EXCLUDED over the scores of own items and, if `pairs.is_left_out`, of each sum's positive item."""
     num_sums, num_items = scores_bM.shape
     flat = scores_bM.view(-1)
     firsts_b = torch.arange(num_sums, device=flat.device) * num_items

@@ -5,13 +5,12 @@ tokens before it in its row. The output is what each token reads [T, H, d].
 
     device, setting                                           way
     CPU                                                       grids of rows of similar length (`_reference`)
-    GPU, softmax without a bias, bf16 or fp16                 torch's varlen_attn (Flash Attention)
-    GPU, softmax with a time bias; pointwise; fp32            our kernels (`_triton`)
-    GPU, dropout of weights, or Triton missing                grids of rows of similar length; a message says so
+    GPU, dropout of weights, or very wide heads               the same grids; a message says so
+    GPU, softmax without a bias, bf16 or fp16 (see `choose`)  torch's varlen_attn (Flash Attention)
+    GPU, everything else                                      our kernels (`_triton`); the same grids without Triton
 
 Decided: attention with a bias runs in our own kernels and not in FlexAttention. FlexAttention always applies a softmax,
-so it cannot compute HSTU's pointwise weights. It also adds up the gradients of a looked-up bias by atomics, which have
-no fixed order.
+so it cannot compute HSTU's pointwise weights.
 
 Shapes: T packed tokens, H heads, d width of a head.
 """
@@ -74,7 +73,7 @@ def choose(q_THd: torch.Tensor, weighing: Weighing) -> str:
     width = q_THd.shape[2]
     if weighing.dropout or width * q_THd.element_size() > MAX_HEAD_BYTES:
         return "grouped"
-    # Flash Attention needs rows of 16 bytes.
+    # Flash Attention needs heads whose size is a multiple of 16 bytes (8 numbers of 2 bytes).
     if weighing.is_plain and q_THd.dtype in (torch.bfloat16, torch.float16) and width % 8 == 0:
         return "varlen"
     return "triton" if HAS_TRITON else "grouped"
