@@ -217,7 +217,8 @@ class Optimizers:
         The rates are those of the next step of the schedule. A dropped step uses no step of the schedule.
         """
         keep = torch.ones((), dtype=torch.bool, device=self.applied.device) if keep is None else keep
-        self.share.copy_(self.schedule[self.applied.clamp_max(len(self.schedule) - 1)])
+        # Indexing by a tensor without dimensions would wait for the device; `take` does not.
+        self.share.copy_(self.schedule.take(self.applied.clamp_max(len(self.schedule) - 1)))
         for name, table in self.tables.items():
             multiplier = self.config.multiplier(f"{name}.weight".lstrip("."))
             table.learning_rate.copy_(self.share * (self.config.table_learning_rate * multiplier))
