@@ -357,6 +357,10 @@ def test_a_file_that_changes_while_it_is_read(kind: str, tackboard: Callable[...
     path = folder / "log"
     large = HEADER + lines(count=200_000)
     path.write_text(large)
+    new = folder.parent / "new"
+    copies = (folder.parent / "even", folder.parent / "odd")
+    for copy in copies:
+        copy.write_text(large)
 
     def change(number: int) -> None:
         if kind == "grows":
@@ -365,9 +369,9 @@ def test_a_file_that_changes_while_it_is_read(kind: str, tackboard: Callable[...
         elif kind == "is cut":
             os.truncate(path, path.stat().st_size - 1)
         else:
-            other = path.with_name(".new")
-            other.write_text(large)  # A small file would be read before the next change.
-            os.replace(other, path)
+            os.link(copies[number % 2], new)  # No new text is written: the file changes faster than it can be read.
+            os.utime(new, ns=(number, number))
+            os.replace(new, path)
 
     with meanwhile(change):
         answer = tackboard(*shlex.split(INIT), cwd=folder)
