@@ -97,7 +97,7 @@ class BatchExecutor:
         ]
 
     def _fold(self, entity: str, num_rows: int) -> None:
-        """Folds the entity's table (see folding.py), unless the table has more rows than there are rows to compute."""
+        """Folds the entity's table (see folding.py), unless the table has more rows than the batch (`num_rows`)."""
         table = self.tables[entity]
         if table is None or entity in self._folded or num_rows < len(table.ids):
             return

@@ -151,7 +151,7 @@ def sequence_column(lengths: NDArray[np.int64], **columns: Column) -> Column:
 
 
 def offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the start of each list and the end of the last list, for lists of these lengths that lie end to end."""
+    """Returns the offsets of lists of these lengths, laid end to end: each list's start, then the last list's end."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
@@ -170,10 +170,10 @@ def ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.
 def ordered_sum(values: NDArray[np.float64], rows: NDArray[np.int64], num_rows: int) -> NDArray[np.float64]:
     """Returns the sum of the values of each row [num_rows]. `rows` holds the row of each value.
 
-    Each sum starts at 0.0, and the values are added one after the other in the given order. No other function sums
-    floats over the values of a row, except that kernels/vectors.py adds the components of a vector, also in their
-    order. NumPy's `sum` adds in pairs, in an order that depends on the shape of the whole array, so the sum of a row
-    in a batch could differ in its last bits from the sum of the same row alone.
+    Each sum starts at 0.0, and the values are added one after the other in the given order. Kernels must use this
+    function to sum the floats of a row. Only kernels/vectors.py adds the components of a vector itself, also in their
+    order. NumPy's `sum` adds in pairs, in an order that depends on the shape of the whole array. So the
+    sum of a row in a batch could differ in its last bits from the sum of the same row alone.
     """
     return np.asarray(np.bincount(rows, weights=values, minlength=num_rows), dtype=np.float64)
 

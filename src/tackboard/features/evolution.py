@@ -70,7 +70,7 @@ def check_evolution(old: FeatureSet, new: FeatureSet) -> list[FeatureChange]:
     changes = compare(old, new)
     if new.version < old.version:
         raise UsageError(
-            f"feature set {new.name} has version {new.version}, after version {old.version}",
+            f"feature set {new.name} has version {new.version}, which is below the old version {old.version}",
             allowed=f"allowed: {old.version}, or a higher version if the set changed",
         )
     breaking = [change for change in changes if change.needs_version]

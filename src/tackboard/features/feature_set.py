@@ -91,7 +91,7 @@ class FeatureSet:
         self._digests = node_digests(plan)
         own = {f"{node.params['entity']}.{node.params['column']}" for _, node in plan.sources()}
         self.declared = sorted(own.union(declared))
-        """Names (entity.column) of the columns that this set, or a set from which it was made, reads."""
+        """The columns (as entity.column) that this set reads, or that a set from which it was made reads."""
 
     @property
     def hash(self) -> str:
@@ -104,8 +104,8 @@ class FeatureSet:
         return {name: self._digests[index] for name, index in self.plan.features.items()}
 
     def reads(self) -> list[str]:
-        """Returns the list `reads` of a model that reads the whole set. The list names the features. In place of a
-        sequence, it names the columns of the sequence, such as `history.item`."""
+        """Returns the list `reads` of a model that reads the whole set. The list names each feature, but for a sequence
+        it names each column of the sequence, such as `history.item`."""
         return [
             read
             for feature in self.features()

@@ -14,7 +14,7 @@ from tackboard.features.views import Positions, View
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class Frame:
-    """Holds the inputs of a computation. `request_of` [C] is the request of each candidate, or None for one request."""
+    """Holds the inputs of a computation. `request_of` [C] is each candidate's request; None means a single request."""
 
     num_requests: int
     num_candidates: int

@@ -113,7 +113,7 @@ class Plan:
 
     @property
     def newest_events(self) -> int | None:
-        """The number of newest events that is enough for every feature, or None if there is no such limit."""
+        """How many of a user's newest events are enough to compute every feature, or None if there is no limit."""
         whole = {index for index, node in enumerate(self.nodes) if node.op == "events"}
         readers = [node for node in self.nodes if whole.intersection(node.args)]
         if not readers or any(node.op != "newest" for node in readers):
@@ -173,7 +173,7 @@ class Plan:
         """Returns the error for a source that the data lacks. `known` lists the columns that the entity does have."""
         params = self.nodes[index].params
         entity, column = str(params["entity"]), str(params["column"])
-        # The cutoff is stricter than for a typo in a command, because `topic` is no sensible suggestion for `price`.
+        # The cutoff is stricter than for a typo in a command. Otherwise `topic` would be suggested for `price`.
         close = next(iter(difflib.get_close_matches(column, list(known), n=1, cutoff=0.75)), None)
         return DataError(
             f"{self.describe_source(index)} is not in the data",
@@ -244,8 +244,8 @@ class PlanBuilder:
     def _check(self, op: str, args: tuple[int, ...], params: Mapping[str, Any], place: CodePlace) -> Node:
         if op == "source":
             node = _source(params, place)
-            # Executors know a column by its name, so all declarations of the column must have the same type and the
-            # same default. The declared ranges may differ, because each of these ranges is checked.
+            # Executors identify a column by its name, so all declarations of the column must have the same type and
+            # the same default. The declared ranges may differ, because each of these ranges is checked.
             declared = {name: value for name, value in params.items() if name not in ("minimum", "maximum")}
             if self._declared.setdefault((params["entity"], params["column"]), declared) != declared:
                 raise TypeClash(
@@ -509,7 +509,7 @@ def _constant_type(value: Any) -> FeatureType:
         return STRING
     called = getattr(value, "__name__", "") if callable(value) else ""
     if called:
-        raise TypeClash(f"{called} is an operator", fix=f'call it: {called}(…); a column of that name is ["{called}"]')
+        raise TypeClash(f"{called} is an operator", fix=f'call it: {called}(…); the column is written ["{called}"]')
     raise TypeClash(
         f"{type(value).__name__} is not a value of a feature",
         allowed="give an expression, a number, a string, True or False",

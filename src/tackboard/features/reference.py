@@ -69,7 +69,7 @@ def reference() -> str:
     """Returns the reference as Markdown: a table for each family of operators."""
     kernels.load()
     parts = [
-        f"{len(REGISTRY)} operators. `number` is bool, int or float; `?` marks what may be missing.",
+        f"There are {len(REGISTRY)} operators. `number` means bool, int or float; `?` marks what may be missing.",
         "An operator marked with ∗ also works on every element of a list.",
         "",
     ]

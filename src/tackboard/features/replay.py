@@ -422,7 +422,7 @@ def _events_of(events: EventTable, user_ids: Positions) -> EventTable:
 
 
 def _with_late(events: EventTable) -> EventTable:
-    """Returns the same events as if no event had been received later than it happened."""
+    """Returns the same events. If an event was received after it happened, the copy says that it was received then."""
     return dataclasses.replace(events, received=np.minimum(events.received, events.times))
 
 

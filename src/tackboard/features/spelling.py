@@ -2,7 +2,7 @@
 
 If the text is read as Python, it compiles to a node with the same hash. Another feature of the set is written as
 `feature("name")`. A node that is used more than once gets a name and a separate line, so the text never grows faster
-than the plan. The notation of operators comes from `spelling` in the registry, so this module has no list of them.
+than the plan. The notation of operators comes from `spelling` in the registry, so it is not repeated here.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The standard features, which every sequence model can read. They are defined in the feature language.
+"""This module defines the standard features, which every sequence model can read, in the feature language.
 
 `history` is the sequence of the user's newest events. It has the columns item, time, action, surface and gap, and a
-model may read only some of them. An action or a surface is its position in the vocabulary, counted from 1; an
-unknown action or surface is 0. The gap is the bucket of the time since the previous event. `since_last` is the number
-of seconds from the newest event to the request. A user's own feature set may define another `history` and add features.
+model may read only some of them. Actions and surfaces are given by their positions in the vocabulary, counted from 1;
+0 stands for an unknown action or surface. The gap is the bucket of the time since the previous event. `since_last` is
+the time from the newest event to the request, in seconds. A custom set may define another `history` and add features.
 """
 
 from __future__ import annotations
@@ -158,9 +158,9 @@ def check_finite(features: FeatureSet, columns: Mapping[str, Column]) -> None:
 
 
 def only_carries_items(plan: Plan) -> bool:
-    """Whether the items of events only become the column `item` of the history, and nothing is computed from them.
+    """Whether the plan only copies the events' items into the history's column `item` and computes nothing from them.
 
-    Then the history may carry any other number in place of an item's id.
+    If so, the history may carry any other number in place of an item's id.
     """
     place = plan.features[HISTORY]
     history = plan.nodes[place]

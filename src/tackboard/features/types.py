@@ -1,9 +1,9 @@
 """This module defines the types of expressions and features. Types are checked before any data is read.
 
-A scalar is a bool, int (64 bits), float (64 bits), string, id (an int64 that names something and is never calculated
-with) or time (ms since 1970, UTC). The other types are vectors of fixed width (32-bit floats), lists of scalars, and
-sequences (parallel lists with one entry per event). `nullable` means that a value may be missing; elements of lists and
-vectors are never missing. A view is a choice of events inside the feature language. A feature cannot be a view.
+A scalar is a bool, a 64-bit int, a 64-bit float, a string, an id or a time. An id is an int64 that names something; no
+operator calculates with it. A time is in ms since 1970, UTC. The other types are vectors of fixed width (32-bit
+floats), lists of scalars, and sequences (parallel lists with one entry per event). `nullable` means that a value may be
+missing; elements of lists and vectors are never missing. A view is a choice of events, and a feature cannot be a view.
 """
 
 from __future__ import annotations

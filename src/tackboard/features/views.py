@@ -10,8 +10,8 @@ The events of all users lie end to end, and the events of each user are in the o
 Filtering computes the new ranges with one cumulative count, a time window needs a binary search, and the newest n
 events need a subtraction. None of these operations loops over the events of each row. `bounds` cuts the index into
 segments, initially one segment per user. `segments` holds, for each row, the segment that contains the row's range.
-Segments let `group` group events by a key. `requests` holds the request of each row if rows are candidates, and is None
-if rows are requests.
+`group` sorts the events of each segment by a key and makes a segment of each group. `requests` holds the request of
+each row if rows are candidates, and is None if rows are requests.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class View:
         return self.ends - self.starts
 
     def at_index(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Returns `values` [events], which has one value per event, in the order of the index."""
+        """Returns the values of the indexed events, in the index's order. `values` [events] has a value per event."""
         return values if self.index is None else values[self.index]
 
     def expanded(self) -> tuple[Positions, Positions]:
@@ -149,9 +149,9 @@ class View:
         group = np.where(found, group, 0)
         starts = np.where(found, group_bounds[group], 0)
         ends = np.where(found, group_bounds[group + 1], 0)
-        # Within a group the events keep their order. If a row sees only a part of its segment, each end of its range
-        # needs one more search. The number that combines group and place ascends along the index, so one call searches
-        # for all rows.
+        # Within a group the events keep their order. A row that sees only a part of its segment also sees only a part
+        # of its group. `numbers` combines the group and the old place of each event and is ascending, so one search in
+        # it finds the starts of all rows, and another search finds the ends.
         narrow_start = not np.array_equal(self.starts, self.bounds[self.segments])
         narrow_end = not np.array_equal(self.ends, self.bounds[self.segments + 1])
         if narrow_start or narrow_end:
@@ -254,8 +254,8 @@ class Visibility:
         in_order[borders[(borders > 0) & (borders < len(received))] - 1] = True
         self._in_order = bool(in_order.all())
         if not self._in_order:
-            # `_earliest[i]` is the smallest received time among event i and all later events of the same user.
-            # `_earliest` ascends within a user, so a binary search is possible.
+            # `_earliest[i]` is the smallest received time of event i and all later events of the same user. It ascends
+            # within a user, so a binary search is possible. `_latest[i]` is the largest of event i and all earlier ones.
             self._earliest = _running(received, offsets, np.minimum, -1)
             self._latest = _running(received, offsets, np.maximum, 1)
 

@@ -152,7 +152,7 @@ def test_another_name_and_an_older_version() -> None:
     with pytest.raises(UsageError, match="the set home is now called start"):
         check_evolution(OLD, renamed)
     assert check_evolution(OLD, FeatureSet("start", version=4, **base()))
-    with pytest.raises(UsageError, match="has version 2, after version 3"):
+    with pytest.raises(UsageError, match="has version 2, which is below the old version 3"):
         check_evolution(OLD, FeatureSet("home", version=2, **base()))
 
 

@@ -516,7 +516,7 @@ def test_a_list_that_is_cut_says_so() -> None:
     ("expression", "got", "advice"),
     [
         (item.price + events, "Events is not a value of a feature", "aggregate events: events.count()"),
-        (events.sum(events.count), "count is an operator", 'a column of that name is ["count"]'),
+        (events.sum(events.count), "count is an operator", 'the column is written ["count"]'),
         (item.price + len, "len is an operator", "call it: len(…)"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The kernels of the feature language, one module per family of operators."""
+"""This package holds the kernels: one module per family of operators, except that `history` holds two families."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Comparison, logic and choice. All kernels except `if_else` return bools.
+"""Operators that compare values, combine bools and choose a value. All kernels except `if_else` return bools.
 
 Two values can be compared if they are of one kind or are both numbers. `==` and `!=` also compare an id with an int.
-Decided: an int is compared with a float as a float (64 bits), as NumPy does. Strings are equal if their code points
-are equal, so composed and decomposed letters differ until `.nfc()` is applied. `&` and `|` follow three-valued logic:
-`False & missing` is False. Work on strings is done once per string of the dictionary, and never on more strings than
-there are rows, because the dictionary of an item table may be far larger than a request.
+Decided: to compare an int with a float, the int is converted to a 64-bit float, as in NumPy. Strings are equal if their
+code points are equal, so composed and decomposed letters differ unless `.nfc()` is applied. `&` and `|` follow
+three-valued logic: `False & missing` is False. Work on strings is done once per string of the dictionary. If there are
+fewer rows than strings, only the strings that rows use are processed, because a catalogue's dictionary may be large.
 """
 
 from __future__ import annotations
@@ -124,9 +124,9 @@ def _comparable(a: Column, b: Column) -> list[NDArray[Any]]:
     Example("x == 2**53", [True, False], {"x": ("float", [2.0**53, 0.5])}),
 )
 def equal(a: Column, b: Column) -> Column:
-    """Whether two values are the same. An int is compared with a float as a float. NaN equals nothing, and 0.0 equals
-    -0.0. Strings are compared by code points. An id equals an int with the same value. Missing if an input is
-    missing."""
+    """Whether two values are the same. To compare an int with a float, the int becomes a float. NaN equals nothing, and
+    0.0 equals -0.0. Strings are compared by code points. An id equals an int with the same value. Missing if an input
+    is missing."""
     return joined(BOOL, np.equal(*_comparable(a, b)), a, b)
 
 
@@ -139,8 +139,8 @@ def not_equal(a: Column, b: Column) -> Column:
 
 @_register("less", "a < b", _order, Example("x < 1.5", [True, False, None], {"x": ("int?", [1, 2, None])}))
 def less(a: Column, b: Column) -> Column:
-    """Whether the first of two numbers or times is smaller; False if either is NaN. An int is compared with a float as
-    a float. Missing if an input is missing."""
+    """Whether the first of two numbers or times is smaller; False if either is NaN. To compare an int with a float, the
+    int becomes a float. Missing if an input is missing."""
     return joined(BOOL, np.less(a.values, b.values), a, b)
 
 
@@ -191,7 +191,7 @@ def logical_or(a: Column, b: Column) -> Column:
 
 
 def _decided(a: Column, b: Column, by_a: Mask, by_b: Mask, num_rows: int) -> Mask | None:
-    """Returns the rows with a result: both `a` and `b` are present, or one is present and decides the result alone."""
+    """Returns a mask of the rows with a result: both inputs are present, or one is present and decides the result."""
     if a.present is None and b.present is None:
         return None
     if a.present is None:

@@ -200,7 +200,7 @@ def _keys(*columns: Column) -> list[Positions]:
 
 
 def _groups(rows: Positions, keys: Positions) -> tuple[Positions, Positions]:
-    """Returns (order, groups). `order` sorts stably by (row, key). `groups` holds a number per pair, in that order.
+    """Returns (order, groups). `order` sorts the pairs (row, key) stably. `groups` holds a number per sorted pair.
 
     Equal pairs have equal numbers. `rows` must be ascending. Sorting by one combined number is several times faster
     than sorting by two keys, because the combined numbers of ascending rows are partly sorted already.
@@ -508,7 +508,7 @@ def _all_events(column: Column, frame: Frame) -> Column:
 
 
 def _values_of_rows(view: View, column: Column) -> tuple[NDArray[Any], Positions]:
-    """Returns the values of the column at the events of all rows, end to end, and their rows. Skips missing values."""
+    """Returns the column's values at the events of all rows, end to end, and the row of each. Skips missing values."""
     _, rows = view.expanded()
     events_ = view.events_of_rows()
     if column.present is not None:

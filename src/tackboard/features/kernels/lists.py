@@ -266,7 +266,7 @@ def has(a: Column, b: Column) -> Column:
     a, offsets = _tight(a)
     keys, wanted = _keys(a, b)
     if len(a) == 1:
-        # A single list is compared with the values of all rows, for example a user's list with a thousand items.
+        # One list is compared with the values of all rows, for example a user's list with each of a thousand items.
         found = _among(wanted, keys)
     else:
         rows = _rows(offsets)

@@ -107,7 +107,7 @@ def clip(a: Column, *, low: float | None = None, high: float | None = None) -> C
     type_ = _clip_type(a.type, low, high)
     dtype = np.int64 if type_.kind == "int" else np.float64
     values = np.array(a.values, dtype=dtype)
-    # np.clip is not used, because it may return either of -0.0 and 0.0.
+    # np.clip is not used, because it may turn -0.0 into 0.0, or 0.0 into -0.0, if a bound is zero.
     if low is not None:
         np.copyto(values, dtype(low), where=values < dtype(low))
     if high is not None:

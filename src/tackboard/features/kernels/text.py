@@ -31,8 +31,8 @@ _register = functools.partial(register, family="text", elementwise=True)
 def used_texts(column: Column) -> tuple[Codes, Texts]:
     """Returns (codes, strings) of a column of strings or of lists of strings. There is one code per value.
 
-    There are no more strings than codes, but at least one string. Every code is valid, even the code of a missing
-    value. The same string may occur twice.
+    There are no more strings than codes, except that an empty dictionary gives one string. Every code is valid, even
+    the code of a missing value. The same string may occur twice.
     """
     codes, texts = column.values, column.dictionary
     if texts is None or len(texts) == 0:
@@ -66,7 +66,7 @@ def renumber(codes: Codes, size: int) -> tuple[Codes, Codes]:
 
 
 def per_text(column: Column, compute: Callable[[str], Any], dtype: Any) -> NDArray[Any]:
-    """Returns `compute(string)` for every value, as an array of `dtype`. Calls `compute` only once per string."""
+    """Returns `compute(string)` for every value, as an array of `dtype`. Calls `compute` once per used string."""
     codes, texts = used_texts(column)
     table: NDArray[Any] = np.fromiter((compute(text) for text in texts), dtype=dtype, count=len(texts))
     return table.take(codes)  # `take` is several times faster than indexing.

@@ -28,7 +28,7 @@ _register = functools.partial(register, family="vectors", elementwise=True)
 
 
 def _dot(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the dot products of vectors. The first dimension of both arrays is the component [width, n or 1]."""
+    """Returns the dot products of two arrays of vectors. Each array has the shape [width, n] or [width, 1]."""
     products = left * right
     if products.shape[1] == 1:
         # The loop below does the same additions in the same order. Plain floats are faster than arrays of one number.
@@ -47,7 +47,7 @@ def _components(values: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def _num_rows(*columns: Column) -> int:
-    """Returns the number of rows of the result. A column of one row takes the length of the others, even length 0."""
+    """Returns the number of rows of the result. A column of one row is repeated to the others' length, even to 0."""
     return max((len(column) for column in columns if len(column) != 1), default=1)
 
 
