@@ -1,8 +1,8 @@
 """The batch executor computes the features of many requests and their candidates from stored data.
 
-Requests may be given in any order. The executor computes them user after user, in chunks that bound memory, and returns
-the results in the given order. A request is never split between chunks. The values of a request do not
-depend on the chunk in which it is computed.
+Requests may be given in any order. The executor computes them user by user, in chunks that limit memory, and returns
+the results in the given order. A request is never split between chunks. The values of a request do not depend on the
+chunk in which the request is computed.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A model or a file of stored values knows a feature by its name, so the name must keep its meaning. The set needs a
 higher version if a feature is removed, if its type or its computation changes, if a declared range becomes narrower, or
-if the set is renamed. A new version is not needed if a feature is added, is described in other words or moves to
-another line, or if a range becomes wider, because everything that was valid stays valid.
+if the set is renamed. The version may stay the same if a feature is added, is described in other words or moves to
+another line, or if a range becomes wider. In these cases, everything that was valid stays valid.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def compare(old: FeatureSet, new: FeatureSet) -> list[FeatureChange]:
 
 
 def check_evolution(old: FeatureSet, new: FeatureSet) -> list[FeatureChange]:
-    """Returns the changes from `old` to `new`. Raises UsageError if the version fell, or had to rise but did not."""
+    """Returns the changes from `old` to `new`. Raises UsageError if the version fell or a change needs a higher one."""
     changes = compare(old, new)
     if new.version < old.version:
         raise UsageError(

@@ -86,7 +86,7 @@ class FeatureCatalogue:
         self._same = [self._compare(model) for model in models]
 
     def users_of(self, name: str) -> dict[int, bool]:
-        """For each model that reads the feature, maps the model's position to whether it reads the current version."""
+        """Maps the position of each model that reads the feature to whether it reads the feature's current version."""
         return {number: same[name] for number, same in enumerate(self._same) if name in same}
 
     def _compare(self, model: ModelUse) -> dict[str, bool]:

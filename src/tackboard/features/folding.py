@@ -109,7 +109,7 @@ class FoldedTable:
 
 
 class FoldedRequestTable:
-    """A folded table from which a request reads all columns of all its ids at once, as valid at the request's time."""
+    """A folded table. A request reads all columns of all its ids at once, with the values at the request's time."""
 
     def __init__(self, table: EntityTable, columns: Mapping[str, Column]) -> None:
         self.table = table
@@ -166,7 +166,7 @@ def _own(plan: Plan, entity: str, table: EntityTable) -> list[bool]:
 
 
 def _with_parts(plan: Plan, own: list[bool]) -> Plan:
-    """Splits some `cross` and `cosine` nodes, so that a part of their work can be done ahead of time, with equal bits.
+    """Splits some `cross` and `cosine` nodes to do part of their work ahead of time. The results keep all their bits.
 
     If a `cross` node does not depend only on the entity, the hashes of its strings become separate nodes. If exactly
     one input of a `cosine` node depends only on the entity, the squared length of that vector becomes a separate node.

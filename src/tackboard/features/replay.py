@@ -422,7 +422,7 @@ def _events_of(events: EventTable, user_ids: Positions) -> EventTable:
 
 
 def _with_late(events: EventTable) -> EventTable:
-    """Returns the same events. If an event was received after it happened, the copy says that it was received then."""
+    """Returns the same events, as if every event had been received at the moment it happened, or earlier."""
     return dataclasses.replace(events, received=np.minimum(events.received, events.times))
 
 

@@ -20,7 +20,7 @@ from tackboard.features.operators import REGISTRY, Operator
 from tackboard.features.plan import Plan
 
 WIDTH = 100
-"""If a call has several inputs and a line of it would be longer than this, each input gets a separate line."""
+"""If a call has several inputs and one of its lines would be longer than this, each input gets a separate line."""
 DURATIONS = (("days", 86_400_000), ("hours", 3_600_000), ("minutes", 60_000), ("seconds", 1000), ("milliseconds", 1))
 COMPARISON, OR, AND, SUM, PRODUCT, SIGN, CALL = range(7)
 MAX_DEPTH = 40

@@ -85,8 +85,8 @@ def check_readable(features: FeatureSet, max_history: int, *, of_requests: bool 
 
     Besides the history, a model trained on histories reads only numbers, one per request. A model trained on requests
     (`of_requests`) reads features of the request or of its candidates, of every type except text and sequence. The
-    history must hold the items of the newest `max_history` events, without a filter. Training relies on this: it
-    predicts an item from the events before it, or reads the events that were received before each request.
+    history must hold the items of the newest `max_history` events, without a filter. Training relies on this, because
+    it predicts an item from earlier events, or reads the events that were received before each request.
     """
     for feature in features.features():
         node = features.plan.nodes[features.plan.features[feature.name]]

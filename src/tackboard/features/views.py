@@ -255,7 +255,7 @@ class Visibility:
         self._in_order = bool(in_order.all())
         if not self._in_order:
             # `_earliest[i]` is the smallest received time of event i and all later events of the same user. It ascends
-            # within a user, so a binary search is possible. `_latest[i]` is the largest of event i and all earlier ones.
+            # within a user, so a binary search is possible. `_latest[i]` is the largest of event i and those before it.
             self._earliest = _running(received, offsets, np.minimum, -1)
             self._latest = _running(received, offsets, np.maximum, 1)
 
