@@ -181,7 +181,7 @@ class Admission(Generic[Request, Result]):
         return self._thread.is_alive() and not stuck
 
     def check_room(self) -> None:
-        """Refuses a request if the server drains or the line is full. The first check comes before the body is read."""
+        """Refuses a request if the server drains or the line is full. Runs before the body is read and in `submit`."""
         if self.draining:
             raise RequestError(503, "the server is draining and takes no new requests", reason="draining", close=True)
         if len(self._line) >= self.config.max_queue:
