@@ -337,7 +337,7 @@ class BoundedConnection(HttpToolsProtocol):
         return call in ("live", "server_ready")
 
     def _update_wait(self) -> None:
-        """Updates the room's `waiting`. A connection goes to the end of `waiting` after an answer and at a new request."""
+        """Updates the room's `waiting`. After an answer and when a request begins, this connection goes last."""
         before, self._wait = self._wait, self._current_wait()
         if self.room is None or self._wait == before or (before, self._wait) == ("slow", "idle"):
             return

@@ -59,7 +59,7 @@ class ProtocolLimits:
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """Holds the id, the timeout and the wanted outputs of one infer call. If `outputs` is empty, all outputs are wanted.
+    """Holds the id, timeout and wanted outputs of one infer call. If `outputs` is empty, all outputs are wanted.
 
     `outputs` maps a name to whether it is binary. `skipped_bytes` is the size of tensors that the model does not read.
     """
