@@ -1,4 +1,4 @@
-"""signature.json describes the model of a bundle: its inputs, the actions and surfaces it knows, and its origin."""
+"""Reads and writes signature.json, which describes a bundle's model: its inputs, known actions, surfaces and origin."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Copies the state of a run to the machine's memory, so that a thread can write it while training goes on.
 
 The input is tensors on any device; the output is copies that nothing changes. Only those rows of a table that are to be
-written are copied, block by block, so the copy never needs a second table on the device. Copies from a GPU go to pinned
-memory and do not wait for each other; `finish` waits for all of them.
+written are copied, block by block, so the device never holds a second table. Copies from a GPU go to pinned memory and
+do not wait for each other; `finish` waits for all of them.
 
 Decided: the copy also checks that numbers are finite, because it reads everything that is written. A row that is not
 written is a fresh row, which is finite.
@@ -23,7 +23,7 @@ from tackboard.ops.fresh_rows import FreshRows
 ROWS_AT_ONCE = 1 << 20
 """Number of rows of a table that are processed at once."""
 IsChanged = Callable[[slice], torch.Tensor]
-"""Says which rows of a slice of a table are to be written, as a bool tensor."""
+"""Takes a slice of a table's rows, and returns a bool tensor that says which of these rows are to be written."""
 
 
 class Copies:
@@ -96,12 +96,12 @@ def count_rows(num_rows: int, is_changed: IsChanged) -> list[int]:
 
 
 def row_bytes(tensor_Rd: torch.Tensor) -> int:
-    """Returns the size of one row."""
+    """Returns the size of one row in bytes."""
     return tensor_Rd.itemsize * (tensor_Rd.numel() // max(1, tensor_Rd.shape[0]))
 
 
 def stored_bytes(tensor_Rd: torch.Tensor, num_changed: int) -> int:
-    """Returns the size of what `Copies.rows` makes."""
+    """Returns the size in bytes of the copy that `Copies.rows` makes."""
     num_rows, each = tensor_Rd.shape[0], row_bytes(tensor_Rd)
     if not is_smaller(num_changed, num_rows, each):
         return num_rows * each

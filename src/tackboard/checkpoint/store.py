@@ -189,7 +189,7 @@ def _read(path: Path, manifest: Mapping[str, Any], groups: tuple[str, ...] | Non
 def find_checkpoint(path: Path) -> Path:
     """Returns the best checkpoint of a run if `best` exists, otherwise the newest. Nothing is verified.
 
-    `path` is the folder of a run, the folder of its checkpoints, or one checkpoint, which is returned itself.
+    `path` is a run's folder or its folder of checkpoints. If `path` is itself a checkpoint, `path` is returned.
     """
     if not path.exists():
         raise DataError(f"{path} does not exist", allowed="allowed: a run or checkpoint folder", fix="ls runs/")

@@ -1,12 +1,12 @@
-"""Tables in checkpoints: how a tensor is stored by only its changed rows, and how such a file is checked.
+"""Stores tables in checkpoints, by only their changed rows if that is smaller, and checks tables that are read.
 
 A tensor NAME is stored whole as NAME, or as two tensors: `NAME:rows` (positions in the whole table, rising, int32 or
-int64) and `NAME:values`. state.json says for each table how its other rows, the fresh rows, are made:
+int64) and `NAME:values`. state.json says for each table how its unchanged rows, the fresh rows, are made:
 
     "fresh_rows": {"item_tables.weight": {"key": 1234, "std": 0.1, "num_rows": 8000000}}
 
-The optimiser's sums `adagrad.item_tables` have the same rows and are 0 elsewhere. Decided: the smaller form is written.
-A file from outside can be wrong, so positions are checked before any row is written to them.
+The optimiser's sums (`adagrad.item_tables`) are stored for the same rows, and are 0 for all other rows. Decided: the
+smaller form is written. A file from outside can be wrong, so positions are checked before any row is written to them.
 """
 
 from __future__ import annotations
@@ -102,5 +102,5 @@ def _check_positions(name: str, blocks: Iterable[torch.Tensor], num_rows: int) -
         if not len(rows_B):
             continue
         if int(rows_B[0]) <= last or not bool((rows_B[1:] > rows_B[:-1]).all()) or int(rows_B[-1]) >= num_rows:
-            raise DataError(f"{name}{ROWS} must rise from 0 to at most {num_rows - 1}")
+            raise DataError(f"{name}{ROWS} must hold rising positions from 0 to {num_rows - 1}")
         last = int(rows_B[-1])

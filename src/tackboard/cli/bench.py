@@ -129,7 +129,7 @@ def bench_loader(
 def bench_pretrain(
     size: Annotated[
         str,
-        typer.Option("--size", help="Measure these sizes, between commas: cpu, cpu-256, h200, …; default: by device."),
+        typer.Option("--size", help="Measure these sizes, comma-separated: cpu, cpu-256, h200, …; default: by device."),
     ] = "",
     data: Data = None,
     overrides: Annotated[
@@ -142,7 +142,7 @@ def bench_pretrain(
     hardware: Hardware = "cpu",
     json_output: Json = False,
 ) -> None:
-    """Measure a training step beside its floor, one optimisation at a time, and compare it with plain PyTorch."""
+    """Measure a training step, adding one optimisation at a time; compare it with its floor and with plain PyTorch."""
     from tackboard.bench.pretrain.report import report
     from tackboard.bench.pretrain.run import measure
 
@@ -169,12 +169,12 @@ def bench_overload(
 def bench_quality(
     dataset: str = typer.Option("ml-1m", "--dataset", help="Choose ml-1m, kakao-brunch or deskdrop."),
     data: Path | None = typer.Option(
-        None, "--data", envvar="TACKBOARD_DATA", help="Read the downloads in this folder, or in its folder DATASET."
+        None, "--data", envvar="TACKBOARD_DATA", help="Read the downloads in this folder, or in its subfolder DATASET."
     ),
     study: str = typer.Option(
         "compare", "--study", help="Choose compare, validate, reproduce, transfer, transfer-hidden or ablations."
     ),
-    methods: str = typer.Option("", "--methods", help="Name methods, separated by commas; default: the study's."),
+    methods: str = typer.Option("", "--methods", help="Use these methods, separated by commas; default: the study's."),
     seeds: int | None = typer.Option(None, "--seeds", min=1, help="Use this many seeds; default: the study's."),
     ties: str = typer.Option(
         "", "--ties", help="Order simultaneous events by these rules, separated by commas: file, reverse, random."

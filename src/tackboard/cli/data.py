@@ -136,7 +136,7 @@ def _listing(*, as_json: bool) -> str:
 def data_label(
     dataset: Newest,
     label: Annotated[
-        list[str], typer.Option(help="Label candidates by ACTION=WINDOW: save=7d, click=30m. Repeatable.")
+        list[str], typer.Option(help="Add a label ACTION=WINDOW: save=7d means a save within 7 days. Repeatable.")
     ],
     shown: Annotated[str | None, typer.Option(help="Treat events of this action as impressions.")] = None,
     negatives: Annotated[

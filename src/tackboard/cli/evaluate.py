@@ -25,7 +25,7 @@ def evaluate(
     filter_seen: bool | None = typer.Option(
         None, "--filter-seen/--keep-seen", help="Take items of the history out of the ranking; default: the recipe's."
     ),
-    max_users: int | None = typer.Option(None, "--max-users", min=1, help="Judge at most this many users."),
+    max_users: int | None = typer.Option(None, "--max-users", min=1, help="Evaluate at most this many users."),
     code: Path | None = typer.Option(
         None, help="Run this Python file, which holds a model of your own. Needed for somebody else's run."
     ),
@@ -93,9 +93,9 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Evaluates one checkpoint and returns its metrics, which are also written to step-N.json in the run's eval folder.
 
-    metrics.json holds the metrics of the last evaluation. A `Checkpoint` as `run` is not verified again.
-    `verified` is the snapshot that the run was trained on, if the snapshot is open already, so that it is not verified
-    again. `code_file` is the file of a user's own model, if the user named it.
+    metrics.json holds the metrics of the last evaluation. If `run` is a `Checkpoint`, it is not verified again. If the
+    caller has already opened the snapshot that the run was trained on, `verified` is this snapshot, and it is not
+    verified again. `code_file` is the file of a user's own model, if the user named it.
     """
     import torch
 

@@ -169,7 +169,7 @@ def features_docs(
 def features_replay(
     log: Path = typer.Argument(..., help="Read the folder of `tackboard serve --log-features`, or one of its files."),
     data: Path = typer.Option(..., "--data", help="Take the events of the logged users from this dataset."),
-    key: Path = typer.Option(..., "--key", help="Use the key that the server was given as --log-key."),
+    key: Path = typer.Option(..., "--key", help="Read the key from this file, the server's --log-key."),
     limit: int | None = typer.Option(None, "--limit", min=1, help="Replay at most this many requests."),
     examples: int = typer.Option(3, "--examples", min=0, help="Show at most this many differences of each feature."),
     json_output: Json = False,

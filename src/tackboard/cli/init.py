@@ -32,11 +32,11 @@ def init(
     field: Annotated[list[str] | None, typer.Option(help="Keep another column: COLUMN or name=COLUMN.")] = None,
     items: Annotated[Path | None, typer.Option(help="Read item attributes from this file.")] = None,
     users: Annotated[Path | None, typer.Option(help="Read user attributes from this file.")] = None,
-    impressions: Annotated[list[Path] | None, typer.Option(help="Read shown items from a file like the log.")] = None,
+    impressions: Annotated[list[Path] | None, typer.Option(help="Read this log of shown items (same columns).")] = None,
     name: Annotated[str | None, typer.Option(help="Name the dataset; default: the file's name.")] = None,
     out: Annotated[Path, typer.Option(help="Write into this folder of datasets.")] = Path("datasets"),
     recipe: Annotated[Path, typer.Option(help="Write the recipe to this file.")] = Path("recipe.py"),
-    max_bad_share: Annotated[float, typer.Option(help="Drop unusable rows, but fail above this share of rows.")] = 0.01,
+    max_bad_share: Annotated[float, typer.Option(help="Drop unusable rows; fail if their share is above this.")] = 0.01,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing recipe file.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:

@@ -1,7 +1,7 @@
-"""The command line lists the commands, runs them, and turns an error into at most three lines and an exit code.
+"""Lists and runs the commands of the command line, and turns an error into at most three lines and an exit code.
 
 Command modules import only typer and core at the top. Heavy modules are imported inside the commands, so that
-`tackboard --help` answers at once and a missing optional part breaks only the command that needs it.
+`tackboard --help` answers at once, and a missing optional package breaks only the commands that need it.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _report_os_error(error: OSError) -> int:
 
 
 def _report_bug(error: Exception) -> int:
-    """Reports an unexpected error. It is a bug of Tackboard, unless the error came through a user's own file."""
+    """Reports an unexpected error. It is a bug of Tackboard unless it came through code in a user's own file."""
     if place := line_of_user_code(error):
         _explain(error, f"{place} raised {type(error).__name__}: {one_line(str(error))[:300]}")
         if not _debugging():

@@ -63,10 +63,10 @@ def sequences_append(
     position: Annotated[str | None, typer.Option(help="Read positions in requests (from 0) from this column.")] = None,
     received: Annotated[str | None, typer.Option(help="Read the log's times of receipt from this column.")] = None,
     field: Annotated[list[str] | None, typer.Option(help="Keep another column: COLUMN or name=COLUMN.")] = None,
-    max_bad_share: Annotated[float, typer.Option(help="Drop unusable rows, but fail above this share of rows.")] = 0.01,
+    max_bad_share: Annotated[float, typer.Option(help="Drop unusable rows; fail if their share is above this.")] = 0.01,
     json_output: Json = False,
 ) -> None:
-    """Append events. A store that does not exist is made from the log. Appending a file again changes nothing."""
+    """Append events. A missing store is made from a log (not JSON lines). Appending a file again changes nothing."""
     from tackboard.core.errors import UsageError
     from tackboard.events.fields import parse_field_options
     from tackboard.events.importer import ImportConfig
@@ -129,13 +129,13 @@ def _print_appended(store: str, answer: Appended, report: ImportReport | None, *
 @app.command("read")
 def sequences_read(
     store: Store,
-    user: str = typer.Option(..., "--user", help="Show this user, by the id in the log."),
+    user: str = typer.Option(..., "--user", help="Show the user who has this id in the log."),
     last: int | None = typer.Option(None, "--last", min=1, help="Show at most this many of the newest events."),
     since: str | None = typer.Option(
         None, "--since", help="Show events from this time on: ms since 1970, or ISO 8601."
     ),
     until: str | None = typer.Option(None, "--until", help="Show events before this time: ms since 1970, or ISO 8601."),
-    received_before: str | None = typer.Option(None, "--received-before", help="Show what a request at this time saw."),
+    received_before: str | None = typer.Option(None, "--received-before", help="Show what arrived before this time."),
     fields: str | None = typer.Option(None, "--fields", help="Show these columns, separated by commas; default: all."),
     json_output: Json = False,
 ) -> None:

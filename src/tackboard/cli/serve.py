@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def serve(
     bundle: Path = typer.Argument(..., help="Serve this bundle, as written by `tackboard export`."),
-    host: str = typer.Option("127.0.0.1", help="Listen on this address; other machines need a token or --insecure."),
+    host: str = typer.Option("127.0.0.1", help="Listen on this address; needs a token or --insecure unless local."),
     port: int = typer.Option(8000, help="Listen on this port; 0 takes a free port."),
     max_queue: int = typer.Option(64, help="Let at most this many requests wait for the model; more get 429."),
     timeout_ms: int = typer.Option(1000, help="Answer within this many ms if a request names no deadline."),
@@ -88,7 +88,7 @@ def serve(
     take_port(config).close()
     from tackboard.scoring.scorer import Scorer
 
-    # One core is left to the event loop. Otherwise a kernel would wait for the thread that shares a core with the loop.
+    # One core is left to the event loop. Otherwise the model would wait for a thread that shares a core with the loop.
     scorer = Scorer.load(bundle, code_file=code, num_threads=threads or max(1, usable_cores() - 1))
     log = None if log_features is None else FeatureLog(log_features, scorer.features, key, log_config)
     _run(scorer, config, log, port_file)

@@ -137,7 +137,7 @@ def _find_run(config: RunConfig, runs: Path, resume: str) -> RunDirectory | None
 
 
 def _trust_own_code(config: RunConfig) -> Path | None:
-    """Records the file of a user's own model for later commands; returns the file, or None for a model of Tackboard."""
+    """Lets later commands run the file of a user's own model. Returns the file, or None for a model of Tackboard."""
     from tackboard.core.trusted_code import trust_code
     from tackboard.models.description import describe_model
 

@@ -53,8 +53,8 @@ ML_1M: dict[str, tuple[str, ...]] = {
     # These recipes set the number of rows in each of 8 sub-tables. There are 3,883 films. With 16,384 rows about a
     # fifth of the films share their row of a sub-table.
     **{f"rows-{rows}": (f"model.tables.num_rows={rows}",) for rows in (256, 1024, 4096, 16384)},
-    # One table with a row for each film, as wide as the eight sub-tables together. It shows the quality lost by
-    # hashing.
+    # This recipe has one table with a row for each film. The table is as wide as the eight sub-tables together. The
+    # recipe shows how much quality is lost by hashing.
     "rows-plain": ("model.tables.method=modulo", "model.tables.num_hashes=1", "model.tables.dim=128"),
     "length-eighth": _of_length(STEPS // 8),
     "length-half": _of_length(STEPS // 2),

@@ -1,4 +1,4 @@
-"""The features of a request that the demo's model reads in addition to the user's history."""
+"""Defines the features of a request that the demo's model reads in addition to the user's history."""
 
 from tackboard.features.language import Events, FeatureSet, Request, days
 

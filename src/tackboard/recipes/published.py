@@ -4,10 +4,10 @@ The publication has 8 tables of 80 million rows × 32. The stream has 200 millio
 in production. Every part of the run scales with the arguments of `published_recipe`, so the small recipe tests the code
 of the large recipe. docs/pretraining.md says how to run both and what they show.
 
-Decided: a user's own items stay among the negatives (`mask_same_user` is off). Users of the stream often return to an
-item, and with this setting the loss estimates the softmax whose log-loss the evaluation measures. The negatives are the
-batch's positives and a few items drawn from the whole catalogue. Without the drawn items, nothing would push down the
-items that no batch contains. Fresh rows are drawn with a standard deviation of 0.5, so that items differ from the
+Decided: a user's own items stay among the negatives (`mask_same_user` is off), because users of the stream often return
+to an item. With this setting the loss estimates the softmax whose log-loss the evaluation measures. The negatives are
+the batch's positives and a few items drawn from the whole catalogue. Without the drawn items, nothing would push down
+the items that no batch contains. Fresh rows are drawn with a standard deviation of 0.5, so that items differ from the
 start. In a run with 2 million items, the model began to learn topics after about 190 steps; with a standard deviation
 of 0.1, only after about 380 steps.
 """
@@ -84,7 +84,7 @@ def published_recipe(
     dense_learning_rate: float,
     num_workers: int,
 ) -> RunConfig:
-    """Returns a PinFM with 8 hash functions and fp16 tables on a stream with the law `law`."""
+    """Returns a PinFM with 8 hash functions and fp16 tables; `law` says how the events of the stream are drawn."""
     return RunConfig(
         name=name,
         data=StreamConfig(
@@ -100,7 +100,7 @@ def published_recipe(
             loss=LossConfig(mask_same_user=False),
             width=width,
             max_history=law.max_events,
-            # Events are an hour apart, so times say nothing.
+            # All events are an hour apart, so their times say nothing about the next event.
             num_time_buckets=0,
         ),
         optimizer=OptimizerConfig(

@@ -89,8 +89,8 @@ class ScoringClient:
     ) -> npt.NDArray[np.float32]:
         """Returns one score per candidate, in the order of `candidates`.
 
-        A value of a field or an attribute may be None, which means missing. Raises UsageError with the
-        server's message if the server refuses the request, and TackboardError if the server fails (status 500).
+        A value of a field or an attribute may be None, which means missing. If the server refuses the request, raises
+        UsageError with the server's message. If the server fails (status 500), raises TackboardError.
         """
         if not self.model:
             self._find_model()
@@ -189,7 +189,7 @@ _WIRE_TYPES: dict[str, tuple[type, str, str]] = {
 
 
 def _flat(values: Sequence[Any], datatype: str, shape: Sequence[int]) -> list[Any]:
-    """Flattens values: vectors are laid end to end, lists become JSON text, missing values become neutral values."""
+    """Flattens values: vectors are laid end to end, lists become JSON text, missing values become 0, False or empty."""
     nothing: Any = {"BYTES": "", "BOOL": False, "FP32": 0.0, "FP64": 0.0}.get(datatype, 0)
     if len(shape) == 2:
         return [part for value in values for part in ([nothing] * shape[1] if value is None else value)]

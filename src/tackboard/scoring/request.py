@@ -30,8 +30,8 @@ from tackboard.features.types import ID, STRING, TIME, FeatureType, type_from_js
 INT64 = np.iinfo(np.int64)
 HISTORY_FIELDS = ("item", "action", "surface", "time_ms")
 LEFT_OUT = {"action": DEFAULT_ACTION, "surface": DEFAULT_SURFACE}
-"""If a request has no list of actions, all its events get this action; the same holds for surfaces. The importer writes
-the same names for a log without these columns. An empty name in a list means UNKNOWN_NAME."""
+"""Names that events get if a request has no list of actions or no list of surfaces. The importer writes the same names
+for a log without these columns. If a request has a list, an empty name in the list means UNKNOWN_NAME."""
 PREFIXES = {"user": "user_", "item": "candidate_", "context": "context_"}
 """Prefixes of attribute names in a request, as in user_country, candidate_price, context_device."""
 PRESENT_SUFFIX = "_present"
@@ -43,9 +43,9 @@ class ScoreRequest:
     """Holds the columns of one user's history, oldest event first, and the ids and attributes of C candidates.
 
     `attributes` holds, by entity, the attributes of the user and the context (one row each) and of the candidates (C
-    rows). `num_unknown` counts, for each field that the model reads, the events without a time or with an action or
-    surface that training never saw. For an unknown action or surface the model uses a vector that training did not
-    change. Events without a time count as simultaneous.
+    rows). `num_unknown` counts events by field, for fields that the model reads: events without a time, and events with
+    an action or surface that training never saw. For an unknown action or surface the model uses a vector that training
+    did not change. Events without a time count as simultaneous.
     """
 
     history: Mapping[str, Column]
@@ -113,9 +113,9 @@ class RequestReader:
         """Checks and converts a request; raises UsageError if a value is wrong or a needed value is missing.
 
         `history` holds parallel lists: `item`, `action`, `surface`, `time_ms` and further fields. If it lacks `action`
-        or `surface`, the names of LEFT_OUT are used. If it lacks `time_ms`, which only some models need, all times are
-        0 and events keep their order. `attributes` maps a name to a list with one value, or with one value per
-        candidate. If an attribute has no list, all its values are missing.
+        or `surface`, the names of LEFT_OUT are used. If it lacks `time_ms` and the model does not need times, all times
+        are 0 and events keep their order. `attributes` maps a name to a list with one value (user, context) or with one
+        value per candidate. If an attribute has no list, all its values are missing.
         """
         allowed = (*HISTORY_FIELDS, *self.fields)
         for field in history:

@@ -65,8 +65,8 @@ class CostEstimate:
     """Estimates the seconds of the next computation from the sizes and seconds of past computations.
 
     The estimate is a straight line fitted to past computations; each weighs a tenth less than the computation after it.
-    The estimate never falls as the size grows, and never grows faster than the size. If all computations had the same
-    size, the estimate is their mean. Before the first computation every cost is 0.
+    The estimate never falls as the size grows, and at most doubles if the size doubles. If all computations had the
+    same size, the estimate is their mean. Before the first computation every cost is 0.
     """
 
     __slots__ = ("_covariance", "_mean_s", "_mean_size", "_variance")
@@ -181,7 +181,7 @@ class Admission(Generic[Request, Result]):
         return self._thread.is_alive() and not stuck
 
     def check_room(self) -> None:
-        """Refuses a request if the server drains or the line is full. The first check comes before the body is read."""
+        """Refuses a request if the server drains or the line is full. Runs before the body is read and in `submit`."""
         if self.draining:
             raise RequestError(503, "the server is draining and takes no new requests", reason="draining", close=True)
         if len(self._line) >= self.config.max_queue:

@@ -125,7 +125,7 @@ class Application:
         await send({"type": "http.response.body", "body": body})
 
     def note_model_error(self, error: BaseException) -> None:
-        """Logs the type and the place of a model's error, but not its message, because it may quote the request."""
+        """Logs the type and the place of a model's error. The message is left out, because it may quote the request."""
         self.log.write(f"model error: {describe_error(error)}")
 
     def _check_token(self, headers: Headers) -> None:
@@ -271,7 +271,7 @@ class Application:
 def _let_go(pieces: list[bytes | bytearray]) -> None:
     """Frees a large body 4 MiB at a time; freeing 64 MiB at once would block the loop for 7 ms.
 
-    The list itself is emptied, because the frames of an error or the parser's thread may still refer to the list.
+    The list itself is emptied, because an error's stack frames or the parser's thread may still refer to the list.
     """
     del pieces[-16:]
     if pieces:

@@ -9,9 +9,9 @@ requests and then `{"error": …}`, and the connection is closed.
 Decided: when there are too many connections, from one address or in total, the new connection is served and another
 connection is dropped. If one address has too many connections, the server drops a connection of this address. If there
 are too many in total, it drops a connection of the address with the most connections. In both cases it drops the
-connection that has waited longest for its client. So a client cannot displace clients with fewer connections. A
-connection whose request is being computed is never dropped. If nothing can be dropped, the new connection may ask for
-the server's health and gets 429 for anything else.
+connection that has waited longest for its client, and never a connection whose request is being computed. So a client
+with many waiting connections cannot displace clients with fewer connections. If nothing can be dropped, the new
+connection may ask for the server's health and gets 429 for anything else.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ConnectionLimits:
     """Limits of one connection, and of the number of connections."""
 
     header_deadline_s: float = 10.0
-    """Seconds from the connection, or from the first byte of a later request, to the end of the headers."""
+    """Seconds from the start of a connection, or from the first byte of a later request, to the end of the headers."""
     body_deadline_s: float = 30.0
     """Seconds from the end of the headers to the end of the body."""
     idle_timeout_s: float = 60.0
@@ -63,7 +63,7 @@ class ConnectionLimits:
     max_connections: int = 512
     """Largest number of connections at a time. A further connection displaces a waiting connection, or gets 429."""
     max_connections_per_address: int = 256
-    """Largest number of connections of one client at a time: of one IPv4 address, or of one IPv6 network of 64 bits."""
+    """Largest number of connections of one client at a time. A client is an IPv4 address or an IPv6 /64 network."""
     num_health_connections: int = 16
     """Number of further connections, beyond these limits, that may only ask for the server's health."""
     max_body_bytes: int = 64 << 20
@@ -267,7 +267,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._disarm()
         super().on_message_complete()
         if self.cycle.response_complete:
-            # The answer was sent before the end of the body, and the bytes that followed stopped uvicorn's own timer.
+            # The answer was sent before the end of the body, and the bytes that followed stopped uvicorn's idle timer.
             self._arm(self.limits.idle_timeout_s, self.timeout_keep_alive_handler)
 
     def on_response_complete(self) -> None:
@@ -337,7 +337,7 @@ class BoundedConnection(HttpToolsProtocol):
         return call in ("live", "server_ready")
 
     def _update_wait(self) -> None:
-        """Updates the room's `waiting`. After an answer and when a request begins, a connection moves to the end."""
+        """Updates the room's `waiting`. After an answer and when a request begins, this connection goes last."""
         before, self._wait = self._wait, self._current_wait()
         if self.room is None or self._wait == before or (before, self._wait) == ("slow", "idle"):
             return
@@ -371,14 +371,14 @@ class BoundedConnection(HttpToolsProtocol):
         self._end(status, message)
 
     def _end(self, status: int, message: str, *, at_once: bool = False) -> None:
-        """Ends this connection with an error, after the answers that are owed to complete requests."""
+        """Ends this connection with an error. First waits for the answers to requests that have arrived completely."""
         self._disarm()
         cycle, body = self.cycle, error_body(message)
         retry = b"retry-after: 1\r\n" if status == 429 else b""
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         self._last_words = STATUS_LINE[status] + retry + head + body
         if self._in_body and cycle.response_complete:
-            # This request has its answer. A client would take a second answer for the answer to its next request.
+            # This request has its answer. The client would mistake a second answer for the answer to its next request.
             self._last_words = b""
         elif self._in_body:
             if cycle.response_started:
@@ -426,7 +426,7 @@ class BoundedConnection(HttpToolsProtocol):
 
 
 def address_of(client: tuple[str, int] | None) -> str:
-    """Returns the key of one client: an IPv4 address, or an IPv6 network of 64 bits, which one host may own."""
+    """Returns the key of one client: its IPv4 address, or its IPv6 /64 network, because one host may own all of it."""
     if client is None or ":" not in client[0]:
         return client[0] if client else ""
     address = ipaddress.IPv6Address(client[0].partition("%")[0])

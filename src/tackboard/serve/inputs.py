@@ -4,14 +4,14 @@
     history_time_ms [S]                         always accepted; required if the features need it; it sorts events
     history_action, history_surface [S]         if the features read them
     history_<field> [S], candidate_<attribute> [C], user_<attribute> [1], context_<name> [1]   if the features read them
-    <name>_present                              for each tensor of the line above: false if a value is missing
+    <name>_present                              for each tensor of the line above: false where a value is missing
     request_time_ms [1], user [1]               always accepted; required if the features read them
 
 Decided: a missing tensor gets the values that the importer writes for a missing column of a log (`RequestReader`). A
-tensor that this model does not read is accepted if the protocol or the training feature set knows its name, so that a
-client can send one request to several models. The server does not decode this tensor. An unknown name is refused,
-because it is usually a typo. The protocol has no tensor of lists, so each list is sent as JSON text. `check` compares
-names, datatypes and shapes with the model's inputs before any value is read.
+tensor that this model does not read is skipped without decoding if the protocol or the training feature set knows its
+name. So a client can send one request to several models. A tensor with an unknown name is refused, because the name is
+usually a typo. The protocol has no tensor of lists, so each list is sent as JSON text. `check` compares names,
+datatypes and shapes with the model's inputs before any value is read.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ModelInputs:
         values |= {name: type_ for name, (_, _, type_) in reader.attributes.items()}
         for name, type_ in values.items():
             self.inputs[name] = Input(self._datatypes(type_), width=type_.width, type=type_)
-        # If an attribute has the name of a mask, the tensor of that name is the attribute.
+        # If the name of a mask is also the name of an attribute, a tensor of this name holds the attribute.
         self._masks = {name + PRESENT_SUFFIX: name for name in values if name + PRESENT_SUFFIX not in values}
         self.inputs |= dict.fromkeys(self._masks, Input(("BOOL",)))
         known = {*SKIPPABLE, *reader.skipped, *(name + PRESENT_SUFFIX for name in reader.skipped)}

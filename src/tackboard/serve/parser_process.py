@@ -2,8 +2,8 @@
 
     python -m tackboard.serve.parser_process FD        `ParserProcess` starts this; FD is its end of the socket
 
-Decided: one process, started with the server, reads one body at a time, so that all bodies together take no more than
-one core and the memory of one body. An `Admission` decides which bodies may wait, as it does for the model. The process
+Decided: one process, started with the server, reads one body at a time. So parsing takes at most one core and the
+memory of one body. An `Admission` decides which bodies may wait, as another `Admission` does for the model. The process
 imports neither torch nor Arrow, ignores the signals that stop a server (the server drains first), and ends when the
 socket closes; the kernel closes the socket even if the server is killed. If the process dies or hangs, one request
 fails and the next request starts another process. Pickle is safe here: only the server and this process hold the
@@ -28,7 +28,7 @@ from tackboard.serve.admission import describe_error
 from tackboard.serve.errors import RequestError
 from tackboard.serve.parsing import Body, Parsed, RequestParser
 
-# Seconds after which the process counts as suspended or broken. A body within the limits takes less than a tenth of it.
+# After this many seconds the process counts as suspended or broken. A body within the limits needs less than 6 s.
 _STUCK_S = 60
 
 
@@ -111,14 +111,14 @@ def serve_parser(connection: Connection) -> None:
     with contextlib.suppress(EOFError, OSError):
         parser = connection.recv()
         while True:
-            # No variable holds the body here, because the body's memory would then be kept until the next body comes.
+            # No variable holds the body here. Otherwise the body's memory would be kept until the next body comes.
             connection.send(_answer(parser, _receive(connection)))
             gc.collect()
 
 
 def _send(connection: Connection, body: Body) -> None:
     connection.send((body.encoding, body.header_length))
-    # If the client goes away, the event loop empties `chunks` at the same time. Then nobody reads the answer.
+    # If the client goes away, the event loop may empty `chunks` during this loop. Then nobody reads the answer.
     with contextlib.suppress(IndexError):
         while True:
             if chunk := body.chunks.pop(0):

@@ -1,11 +1,11 @@
-"""Turns bodies into score requests, and decides which bodies are cheap enough for the event loop.
+"""Turns HTTP bodies into score requests, and decides which bodies are cheap enough to parse on the event loop.
 
 Work on the event loop delays every other request, health calls included, so no callback may take more than 5 ms of CPU
 time. `RequestParser.parse_cheap` reads a body only if its estimated cost is far below this limit. To estimate the cost,
-it counts bytes, commas and brackets of the JSON, and then the declared sizes of the tensors. For an expensive body it
-returns None. Expensive bodies are rare; `parser_process` reads them with `parse`. Decided: a thread is not enough,
-because decoding JSON and converting to arrays hold the interpreter's lock for their whole call. `parse` and
-`parse_cheap` use the same functions, so the meaning of a request does not depend on its size.
+it counts bytes, commas and brackets of the JSON, and then adds the declared sizes of the tensors. For an expensive body
+it returns None. Expensive bodies are rare; `parser_process` reads them with `parse`. Decided: expensive bodies need a
+process, not a thread, because decoding JSON and converting to arrays hold the interpreter's lock until they are done.
+`parse` and `parse_cheap` use the same functions, so the meaning of a request does not depend on its size.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class RequestParser:
         return self._read(opened)
 
     def timeout_hint_us(self, body: Body) -> int | None:
-        """Guesses the timeout that a body asks for from its first and last bytes; parsing gives the exact timeout."""
+        """Guesses, from a body's first and last bytes, which timeout it asks for; parsing gives the exact timeout."""
         head, tail = bytes(body.chunks[0][:_CHEAP_JSON_BYTES]), b""
         if body.encoding:
             head = decompressed_start(head, body.encoding, _CHEAP_JSON_BYTES)

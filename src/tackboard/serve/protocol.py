@@ -25,7 +25,7 @@ from tackboard.core.config import check
 from tackboard.serve.errors import RequestError, bad_request, shown
 from tackboard.serve.tensors import Tensor, check_datatype, check_shape, check_size, from_binary, from_json, to_binary
 
-# Below this size the ratio of a compressed body does not matter: a short body of equal ids compresses very well.
+# Up to this decompressed size any compression ratio is allowed: a short body of equal ids compresses very well.
 _RATIO_FREE_BYTES = 1 << 20
 _SHARED_MEMORY = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
 _SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
@@ -59,9 +59,9 @@ class ProtocolLimits:
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """Holds what one infer call asks for: the outputs (name → whether binary; empty means all) and the timeout.
+    """Holds the id, timeout and wanted outputs of one infer call. If `outputs` is empty, all outputs are wanted.
 
-    `skipped_bytes` is the size, as sent, of the tensors that the model does not read.
+    `outputs` maps a name to whether it is binary. `skipped_bytes` is the size of tensors that the model does not read.
     """
 
     id: str | None
@@ -73,7 +73,7 @@ class InferRequest:
 
 @dataclass(slots=True)
 class DeclaredTensor:
-    """One tensor as the body declares it, with unread values: `data` is JSON, or None if `raw` holds the values."""
+    """One tensor as the body declares it. Its values are not read yet: they are in `raw`, or else in `data` as JSON."""
 
     name: str
     datatype: str
@@ -101,7 +101,7 @@ class OpenBody:
 
 
 def decompress(body: bytes, encoding: str, limits: ProtocolLimits) -> bytes:
-    """Returns the decompressed body. Raises 400 if it is damaged, 413 if too large, 415 if not gzip or deflate."""
+    """Returns the decompressed body. Raises 400 if it is damaged, 413 if it is too large, 415 for other encodings."""
     if encoding in ("", "identity"):
         return body
     by_ratio = max(_RATIO_FREE_BYTES, len(body) * limits.max_compression_ratio)
@@ -114,7 +114,7 @@ def decompress(body: bytes, encoding: str, limits: ProtocolLimits) -> bytes:
     if len(plain) > cap:
         raise RequestError(413, f"the decompressed body is larger than the {cap:,} bytes allowed for it")
     if not stream.eof or stream.unused_data:
-        raise bad_request(f"the {encoding} body ends too early or has bytes behind its end")
+        raise bad_request(f"the {encoding} body ends too early or has bytes after its end")
     return plain
 
 
@@ -266,7 +266,7 @@ def _declared_inputs(
         if "data" in entry:
             raise bad_request(f"tensor {shown(name)} has both data and binary_data_size")
         if type(size) is not int or not 0 <= size <= len(raw) - offset:
-            raise bad_request(f"tensor {shown(name)} has a binary_data_size that the body does not hold")
+            raise bad_request(f"tensor {shown(name)} has a binary_data_size that does not fit the body")
         if is_read:
             if size > limits.max_tensor_bytes:
                 most = limits.max_tensor_bytes

@@ -129,7 +129,7 @@ class Server:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self) -> bool:
-        """Serves until stopped. Returns whether the model's thread ended; if not, only `os._exit` ends the process."""
+        """Serves until stopped. Returns whether the model's thread ended; if not, end the process with `os._exit`."""
         listener = take_port(self.config)
         try:
             self.parser_process.start()
@@ -289,7 +289,7 @@ def take_port(config: ServeConfig) -> socket.socket:
 
 
 def fit_to_descriptors(limits: ConnectionLimits) -> ConnectionLimits:
-    """Lowers the number of connections to what this process has descriptors for, and reports if it was lowered."""
+    """Lowers the limits on connections if this process has too few descriptors, and reports the lower limit."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     # The lowest free descriptor; all descriptors below it are open.
     free = os.open(os.devnull, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Counts requests, times and refusals of the server, and reports them as Prometheus text and Triton's statistics.
+"""Counts and times the server's requests and refusals; reports them as Prometheus text and Triton's statistics.
 
 The counters that Triton's dashboards read keep Triton's names and microseconds (`nv_inference_*`); our own histograms
 (`tackboard_*`) are in seconds. Decided: no label holds a user, an item or anything else that a client can make up, so
@@ -83,7 +83,7 @@ class Telemetry:
         registry = self._registry
         self._request = Histogram(
             "tackboard_request_duration_seconds",
-            "From the end of the headers of an infer call to its answer",
+            "Time from the end of an infer call's headers to its answer",
             ["status"],
             buckets=_SECONDS,
             registry=registry,
@@ -161,7 +161,7 @@ class Telemetry:
         self._trimmed.inc(num_bytes)
 
     def unknown(self, counts: Mapping[str, int]) -> None:
-        """Counts the events of an answered request with an unknown name or no time, for each of UNKNOWN_FIELDS."""
+        """Counts an answered request's events that have an unknown name or no time, by field (UNKNOWN_FIELDS)."""
         for name, count in counts.items():
             self._unknown.labels(name).inc(count)
 
@@ -219,7 +219,7 @@ class Telemetry:
 
 
 class _LogCollector(Collector):
-    """Reads the counts of the log of served features when metrics are read, because the log counts on other threads."""
+    """Reads the counts of the feature log only when metrics are read, because the log counts on other threads."""
 
     def __init__(self, counts: Callable[[], Mapping[str, int]]) -> None:
         self._counts = counts
@@ -228,7 +228,7 @@ class _LogCollector(Collector):
         """Yields one counter with a series per outcome."""
         counts = self._counts()
         family = CounterMetricFamily(
-            "tackboard_feature_log_total", "Requests for the log of served features", labels=["outcome"]
+            "tackboard_feature_log_total", "Requests by outcome in the log of served features", labels=["outcome"]
         )
         for outcome in LOG_OUTCOMES:
             family.add_metric([outcome], counts.get(outcome, 0))

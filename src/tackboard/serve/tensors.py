@@ -2,10 +2,10 @@
 
 The datatypes are those of the Open Inference Protocol. Numbers are little-endian and row-major; a BYTES element is a
 4-byte little-endian length followed by that many bytes. Decided: BYTES is text here (UTF-8), because everything this
-server reads as BYTES is an id, a word or a list in JSON. Bytes that are not UTF-8 are refused. Shapes are multiplied as
-Python integers, so that no product can wrap around. The declaration of a tensor is checked before its values
-(`check_datatype`, `check_shape`, `check_size`), so that no value of a wrong tensor is read. Errors name the tensor
-and, for texts, the position, but never the value.
+server reads as BYTES is an id, a word or a list in JSON. Bytes that are not UTF-8 are refused. The sizes in a shape are
+multiplied as Python integers, so that the product cannot overflow. `check_datatype`, `check_shape` and `check_size`
+check the declaration of a tensor. They run first, so that no values are read if the declaration is wrong. Errors name
+the tensor and, for binary texts, the position, but never the value.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def check_size(name: str, datatype: str, shape: tuple[int, ...], num_bytes: int)
 
 
 def from_json(name: str, datatype: str, shape: tuple[int, ...], data: object) -> Tensor:
-    """Reads a tensor from JSON `data`, flat or nested row-major. Raises 400 if the values or their number are wrong."""
+    """Reads a tensor from JSON: a flat list, or nested lists in row-major order. Raises 400 if values do not fit."""
     flat = _flatten(name, data, len(shape))
     _check_count(name, len(flat), shape)
     kinds = set(map(type, flat))
@@ -96,7 +96,7 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: object) ->
             raise bad_request(f"tensor {shown(name)} is BYTES: every value must be a string")
         return Tensor(name, datatype, shape, list(flat))
     allowed = _JSON_KINDS.get(NUMPY_TYPES[datatype].kind, {int})
-    # An integer beyond 64 bits reaches us as a float, so this check catches it as well.
+    # orjson reads an integer beyond 64 bits as a float, so this check catches such an integer as well.
     if kinds - allowed:
         wanted = " or ".join(sorted(kind.__name__ for kind in allowed))
         raise bad_request(f"tensor {shown(name)} is {datatype}: every value must be {wanted}")

@@ -42,7 +42,7 @@ def test_what_is_encoded_is_decoded() -> None:
 
 @pytest.mark.parametrize("rows", [[3, 3], [4, 3], [-1, 3], [3, 100]])
 def test_positions_that_do_not_rise_within_the_table_are_refused(rows: list[int]) -> None:
-    with pytest.raises(DataError, match=r"a\.weight:rows must rise from 0 to at most 99"):
+    with pytest.raises(DataError, match=r"a\.weight:rows must hold rising positions from 0 to 99"):
         decode(encode({"a.weight": changed(rows)}), DESCRIBED)
 
 

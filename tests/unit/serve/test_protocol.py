@@ -254,5 +254,5 @@ def test_skipped_binary_inputs_keep_the_others_in_place() -> None:
     assert {name: tensor.values.tolist() for name, tensor in request.inputs.items()} == {"a": [1], "b": [2]}
     assert request.skipped_bytes == 5
     head = json.dumps({"inputs": [entry("skip", 500)]}).encode()
-    with pytest.raises(RequestError, match="binary_data_size that the body does not hold"):
+    with pytest.raises(RequestError, match="binary_data_size that does not fit the body"):
         parse_infer(head + raw, str(len(head)).encode(), LIMITS, {"skip"})
