@@ -1,4 +1,4 @@
-"""Makes lock files. Only one process at a time can hold a lock file, across containers and, as below, across hosts.
+"""Makes lock files. Only one process at a time can hold a lock file, across containers and, with limits, across hosts.
 
 The lock is a kernel lock (`lockf`) on an open file. It belongs to one process, always ends with this process, and is
 visible to every process that opens the same file, in any PID namespace. Child processes do not inherit the lock.
@@ -88,7 +88,7 @@ def silence_to_wait_for(path: Path) -> float:
 
 
 def _take(path: Path, *, create: bool) -> int | None:
-    """Returns a descriptor that holds the lock; None if the lock is taken, or if there is no file and no `create`."""
+    """Takes the lock and returns its descriptor; None if it is taken, or if `create` is False and no file exists."""
     while True:
         try:
             # Only one process can create the file, even on a file system without locks.

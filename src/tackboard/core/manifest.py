@@ -132,7 +132,7 @@ def unseal(data: bytes) -> dict[str, Any] | None:
 
 
 def _is_entry(entry: Any) -> bool:
-    """Returns whether an entry has a size, a hash, and the name of a file inside the folder that is not the manifest."""
+    """Returns whether an entry has a size, a hash, and the name of a file in the folder that is not the manifest."""
     if not isinstance(entry, dict) or type(entry.get("bytes")) is not int or not isinstance(entry.get("sha256"), str):
         return False
     named = stays_inside(entry.get("name")) and entry["name"] != MANIFEST

@@ -31,7 +31,7 @@ SAMPLE_S = 0.05
 GRACE_S = 15.0
 WATCH_EVERY_S = 0.5
 PARENT_VARIABLE = "TACKBOARD_PARENT"
-"""This environment variable tells a child the PID of its parent. The child can end with its parent (`watch_parent`)."""
+"""This environment variable tells a child the PID of its parent. `watch_parent` ends the child when the parent ends."""
 TICK_SECONDS = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
