@@ -84,7 +84,7 @@ class Layout:
 
 
 def cut_buckets(user_ids: Ints, rows_per_bucket: int) -> Layout:
-    """Cuts events, sorted by `user_ids`, into buckets. A bucket has at most `rows_per_bucket` rows, or only one user."""
+    """Cuts events, sorted by `user_ids`, into buckets. A bucket has up to `rows_per_bucket` rows, or only one user."""
     # `starts` holds the first row of each user, followed by the number of events.
     starts = np.append(starts_of_users(user_ids), len(user_ids))
     bounds, begin = [], 0
