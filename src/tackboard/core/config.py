@@ -168,7 +168,7 @@ def convert(value: Any, hint: Any, path: str) -> Any:
 
 
 def _with_values(config: C, wanted: dict[str, str], path: str) -> C:
-    """Returns `config`, the settings at `path`, with the values in `wanted`. The keys in `wanted` leave out `path`."""
+    """Returns `config`, the settings at `path`, with the values in `wanted`, whose keys do not repeat `path`."""
     if not wanted:
         return config
     hints = typing.get_type_hints(type(config))

@@ -1,4 +1,4 @@
-"""The errors that users see.
+"""Defines the errors that users see.
 
 An error says what happened, what is allowed and what to do, in at most three lines. Its class decides the exit code:
 

@@ -56,7 +56,7 @@ STORAGE_FAULTS = {
     errno.ELOOP: "that path leads through a loop of symlinks; choose another path",
     errno.EMFILE: "raise the number of open files (ulimit -n)",
 }
-"""Advice for the user, by the number of the system error. The machine or a path causes these errors."""
+"""Maps the number of each system error that the machine or a path can cause to advice for the user."""
 
 
 def reach(point: str) -> None:
@@ -257,7 +257,7 @@ def storage_error(error: OSError, doing: str = "", **advice: str) -> StorageErro
 
 @contextlib.contextmanager
 def writing(option: str, path: Path) -> Iterator[None]:
-    """Wraps code that writes to `path`, the value of a command's `option`. A system error then names both."""
+    """Wraps code that writes to `path`, the value of a command's `option`. The message of a system error names both."""
     try:
         yield
     except OSError as error:

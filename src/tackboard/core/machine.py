@@ -16,7 +16,7 @@ from pathlib import Path
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 """Options of glibc's `mallopt`. In this order: the heap shrinks when it has this number of unused bytes; an allocation
-of this size bypasses the heap; at most this number of allocations bypass it."""
+of this size or more bypasses the heap; at most this number of allocations bypass it."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 

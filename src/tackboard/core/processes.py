@@ -108,7 +108,7 @@ class Process:
 
     def send(self, number: int) -> None:
         """Sends a signal to the command, if it still runs."""
-        with self._lock:  # No thread reaps the process meanwhile, so the PID cannot belong to another process.
+        with self._lock:  # No thread reaps the process during this block, so its PID cannot go to another process.
             if self.code is None:
                 os.kill(self.pid, number)
 

@@ -19,7 +19,7 @@ from tackboard.events.vector_columns import with_vectors
 
 RESERVED = ("first_ms", "last_ms", "num_events", "item_id", "user_id")
 VALID_FROM = "valid_from_ms"
-"""Name of the column of an attribute table that holds the time, in ms UTC, from which a row is valid."""
+"""Name of the column that says from which time on (ms UTC) a row of an attribute table is valid."""
 
 
 def entity_table(events: pa.Table, kind: str, attributes: pa.Table | None = None) -> pa.Table:

@@ -145,7 +145,7 @@ class Impressions:
     without_user: int = 0
 
     def of_bucket(self, bucket: int, events: pa.Table) -> Iterator[tuple[pa.Table, pa.Table]]:
-        """Yields pairs of tables: impressions of the bucket that have a request, and the events of the same users.
+        """Yields pairs of tables: the bucket's impressions that have a request, and the events of the same users.
 
         The impressions have the columns `COLUMNS`. `events` holds all events of the bucket, and each event is yielded
         once. A bucket can have very many impressions, because few impressions lead to an action. So a pair has about

@@ -1,4 +1,4 @@
-"""This module reads measures of events, such as the action or the gap, bucket by bucket, and counts their values.
+"""This module reads measures of events, such as the action or the hour, bucket by bucket, and counts their values.
 
 `data stats` and `data drift` both use this module, so a gap or an hour means the same in both commands. Both need
 memory for one bucket, and for one count per item and per user. Samples and counts of names are limited in size.
@@ -97,7 +97,7 @@ def number_columns(dataset: Dataset) -> list[str]:
 
 
 def names_in(table: pa.Table, name: str) -> dict[str, int]:
-    """Counts the events of each name in a table. The measure `hour` is the hour of the day in UTC."""
+    """Counts how many events of a table have each name. The measure `hour` is the hour of the day in UTC."""
     if name == "hour":
         counts = np.bincount(hours_in(table), minlength=24)
         return {f"{hour:02d}": int(count) for hour, count in enumerate(counts) if count}
