@@ -1,1 +1,1 @@
-"""All other packages use core: errors, strict config, hashing, atomic files, run directories. Core needs no torch."""
+"""Holds what all other packages use: errors, strict config, hashing, atomic files, run directories. Needs no torch."""

@@ -23,7 +23,7 @@ from tackboard.core.errors import ConfigError
 
 C = TypeVar("C")
 NAMES_SHOWN = 16
-"""Largest number of known settings that an error about an unknown setting lists."""
+"""An error about an unknown setting lists at most this number of known settings."""
 
 
 def suggest(word: str, choices: Iterable[str]) -> str | None:
@@ -33,7 +33,7 @@ def suggest(word: str, choices: Iterable[str]) -> str | None:
 
 
 def did_you_mean(word: str, choices: Iterable[str], before: str = "") -> str:
-    """Returns `did you mean X?`. X is `before` and the choice closest to `word`. Returns "" if no choice is close."""
+    """Returns `did you mean X?`, where X is `before` plus the choice closest to `word`; "" if no choice is close."""
     close = suggest(word, choices)
     return f"did you mean {before}{close}?" if close else ""
 
@@ -69,8 +69,8 @@ def move_settings(data: Any, moved: Mapping[str, str]) -> Any:
     """Returns `data`, a config that an older version wrote, with the settings in `moved` at their present places.
 
     `moved` maps an old key to its new place `a.b`. If the old value is a table, it is merged into the table at the new
-    place. If an old key is also the name of a present table, a table under this key stays, because the present version
-    wrote it. If a new place is not inside a table, `data` is returned unchanged, and `from_dict` reports the mistake.
+    place. Some old keys are now names of tables. A table under such a key stays, because the present version wrote it.
+    If a setting cannot move to its new place, `data` is returned unchanged, and `from_dict` reports the mistake.
     """
     if not isinstance(data, dict):
         return data
@@ -122,7 +122,7 @@ def field_docs(cls: type) -> dict[str, str]:
 
 
 def explain(config: Any, prefix: str = "") -> list[tuple[str, str, str]]:
-    """Returns (name, value as `--set` takes it, meaning) for every single setting, in the order of declaration."""
+    """Returns (name, value as `--set` takes it, meaning) for every setting, in the order of declaration."""
     rows = []
     meanings = field_docs(type(config))
     for field in dataclasses.fields(config):
@@ -168,7 +168,7 @@ def convert(value: Any, hint: Any, path: str) -> Any:
 
 
 def _with_values(config: C, wanted: dict[str, str], path: str) -> C:
-    """Returns `config`, the table at `path`, with the settings of `wanted` replaced. Keys are relative to `path`."""
+    """Returns `config`, the settings at `path`, with the values in `wanted`, whose keys do not repeat `path`."""
     if not wanted:
         return config
     hints = typing.get_type_hints(type(config))

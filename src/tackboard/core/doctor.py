@@ -1,8 +1,8 @@
-"""Checks the installed packages, whether their versions fit together, and the machine. Suggests repairs.
+"""Checks the machine, the installed packages, and whether their versions fit together. Suggests repairs.
 
-It reads the versions of installed packages, the versions that the checkout pins, torch's own report, and the size of
-the machine. It returns findings. The state of a finding is ok, absent (an optional part), note (worth knowing) or
-broken. If a command can repair the problem, the finding names the command.
+It reads the versions of installed packages, the versions that the checkout pins, torch's own report, and the machine's
+cores, memory and free disk space. It returns findings. The status of a finding is ok, absent (an optional part is not
+installed), note (worth knowing) or broken. If a command can repair the problem, the finding names the command.
 
 Decided: collecting and judging are separate. `collect` looks at the machine; `examine` is a pure function of what was
 collected, so a test can simulate every problem. A separate process imports torch, because a broken build may kill the
@@ -114,7 +114,7 @@ class DoctorFinding:
 
 
 def collect(folder: Path) -> MachineFacts:
-    """Looks at this machine, and measures the free disk space at `folder`. It takes as long as importing torch."""
+    """Collects the facts of this machine, with the free disk space at `folder`. Takes as long as importing torch."""
     installed, duplicates = installed_versions()
     return MachineFacts(
         python=(sys.version_info.major, sys.version_info.minor, sys.version_info.micro),
@@ -130,7 +130,7 @@ def collect(folder: Path) -> MachineFacts:
 
 
 def installed_versions() -> tuple[dict[str, str], tuple[str, ...]]:
-    """Returns the version of every package in this environment, by normalised name, and names with several versions."""
+    """Returns the version of each package in this environment, by normalised name, and the names that have several."""
     versions: dict[str, str] = {}
     duplicates = set()
     for distribution in importlib.metadata.distributions():

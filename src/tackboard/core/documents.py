@@ -22,8 +22,8 @@ _INT64 = 1 << 63
 def read_document(path: Path, fields: Mapping[str, Any], optional: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Reads the JSON object at `path`. `fields` and `optional` give the types of its required and optional fields.
 
-    A field of an inner table is written `table.field`. A missing required field, a wrong type, or a whole number of
-    more than 64 bits raises CorruptFileError.
+    The name of a field in a nested object is `table.field`. A missing required field, a wrong type, or a whole number
+    of more than 64 bits raises CorruptFileError.
     """
     content = read_json(path)
     with blaming(path):
@@ -45,10 +45,10 @@ def read_document(path: Path, fields: Mapping[str, Any], optional: Mapping[str, 
 
 @contextlib.contextmanager
 def blaming(path: Path) -> Iterator[None]:
-    """Wraps the use of a sealed file. An error that the file's content causes becomes a CorruptFileError with its path.
+    """Wraps the use of a sealed file. An error caused by the file's content becomes a CorruptFileError with the path.
 
     A plain UsageError is not changed, because it is about the command. Subclasses of UsageError are changed, because
-    they are about settings and features in the file. Errors that name `path`, or come from user code, also stay.
+    they are about settings and features in the file. Errors that name `path`, or come from user code, do not change.
     """
     try:
         yield
@@ -66,7 +66,7 @@ def blaming(path: Path) -> Iterator[None]:
 
 
 def _check_range(value: Any, name: str) -> None:
-    """Raises DataError for whole numbers that no array and no file offset can hold."""
+    """Raises DataError if a whole number has more than 64 bits, because no array or file offset can hold it."""
     for number in value if isinstance(value, tuple) else (value,):
         if isinstance(number, int) and not -_INT64 <= number < _INT64:
             raise DataError(f"{name} has more than 64 bits")

@@ -1,4 +1,4 @@
-"""The errors that users see.
+"""Defines the errors that users see.
 
 An error says what happened, what is allowed and what to do, in at most three lines. Its class decides the exit code:
 
@@ -44,13 +44,13 @@ class ConfigError(UsageError):
 
 
 class StorageError(TackboardError):
-    """The disk, a path or a permission prevented a read or write. Complete files are still complete."""
+    """The disk, a path or a permission prevented a read or write. Files that were complete stay complete."""
 
     exit_code = 2
 
 
 class DataError(TackboardError):
-    """Data breaks a rule that the error states."""
+    """The data breaks a rule. The message states the rule."""
 
     exit_code = 3
 
@@ -72,7 +72,7 @@ class Preempted(TackboardError):
 
 
 def line_of_user_code(error: BaseException) -> str | None:
-    """Returns the innermost line of a user's own file that `error` passed through, as `file.py:12`, or None."""
+    """Returns the innermost line of user code in the traceback of `error`, as `file.py:12`; None if there is none."""
     found = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         if str(frame.f_globals.get("__name__", "")).startswith(USER_MODULE_PREFIX):

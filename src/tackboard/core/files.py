@@ -56,7 +56,7 @@ STORAGE_FAULTS = {
     errno.ELOOP: "that path leads through a loop of symlinks; choose another path",
     errno.EMFILE: "raise the number of open files (ulimit -n)",
 }
-"""Maps each error that the machine or a path can cause to advice for the user."""
+"""Maps the number of each system error that the machine or a path can cause to advice for the user."""
 
 
 def reach(point: str) -> None:
@@ -120,12 +120,12 @@ def _temporary(path: Path) -> Path:
 
 
 def write_text_atomic(path: Path, text: str) -> None:
-    """Does `write_bytes_atomic` for text, as UTF-8."""
+    """Writes a text as UTF-8 with `write_bytes_atomic`."""
     write_bytes_atomic(path, text.encode())
 
 
 def write_json_atomic(path: Path, value: Any) -> None:
-    """Does `write_bytes_atomic` for JSON, indented, with a final newline."""
+    """Writes a value as JSON with `write_bytes_atomic`, indented and with a final newline."""
     write_text_atomic(path, json.dumps(value, indent=2) + "\n")
 
 
@@ -140,7 +140,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def replace_symlink(link: Path, target: str) -> None:
-    """Points `link` at `target` (a name in the same folder) in one rename."""
+    """Points the symbolic link `link` at `target`, a name in the same folder. The change is atomic."""
 
     def write(temporary: Path) -> None:
         temporary.symlink_to(target)
@@ -192,7 +192,7 @@ def new_directory(final: Path) -> Iterator[Path]:
 
 
 def remove_directory(path: Path) -> None:
-    """Renames a folder to a temporary name, then deletes it, so a kill never leaves half of it as `path`."""
+    """Renames a folder to a temporary name, then deletes it. So a kill never leaves an incomplete folder at `path`."""
     doomed = path.with_name(f".{path.name}.gone-{os.urandom(6).hex()}")
     reach(f"{path.name}:before-removal")
     os.rename(path, doomed)
@@ -257,7 +257,7 @@ def storage_error(error: OSError, doing: str = "", **advice: str) -> StorageErro
 
 @contextlib.contextmanager
 def writing(option: str, path: Path) -> Iterator[None]:
-    """Wraps code that writes to `path`, which a command's `option` names. System errors then show the path."""
+    """Wraps code that writes to `path`, the value of a command's `option`. The message of a system error names both."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The project has one hash function, from ids to rows of tables. This NumPy version is the reference for the others.
+"""Hashes ids to rows of embedding tables. This NumPy version is the reference for all other versions of the hash.
 
 An id is an int64; BLAKE2b turns a string into an int64. A row is computed in two steps, which int64 arithmetic can
 repeat exactly on any device: mix the id with a seeded bijection of 64 bits (the finaliser of SplitMix64), then map the
@@ -36,7 +36,7 @@ def mix64(values: NDArray[Any] | int, seed: int) -> NDArray[np.uint64]:
     if x.size == 1:
         # A request has only one user id. For one id, plain ints are several times faster than arrays.
         return np.array(_mixed_one(int(x.flat[0]), seed_offset(seed)), dtype=np.uint64).reshape(x.shape)
-    # The rest works in place, because for a request's thousand ids new arrays would cost as much as the mixing.
+    # The rest works in place. A request has about 1,000 ids; new arrays for them would take as long as the mixing.
     x = x + np.uint64(seed_offset(seed))
     mixed: NDArray[np.uint64] = x >> _SHIFTS[0]
     mixed ^= x
@@ -87,5 +87,5 @@ def string_id(text: str) -> int:
 
 @functools.lru_cache(maxsize=1 << 16)
 def remembered_string_id(text: str) -> int:
-    """Does `string_id` with a cache, for texts that repeat: categories, countries, devices."""
+    """Returns `string_id(text)` from a cache, for texts that repeat: categories, countries, devices."""
     return string_id(text)

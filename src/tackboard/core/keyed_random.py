@@ -1,8 +1,8 @@
 """Computes random numbers as functions of a key, without the state of a random stream.
 
-Everything that a resumed run must repeat (order, negatives, synthetic worlds) is drawn as f(seed, keys…). The same key
-gives the same number in any process, in any order, for ever. No library's random stream is used, so an update of a
-library cannot change a dataset.
+Everything that a resumed run must repeat (the order of the data, negatives, synthetic worlds) is drawn as
+f(seed, keys…). The same key gives the same number in any process, in any order, for ever. No library's random stream is
+used, so an update of a library cannot change a dataset.
 """
 
 from __future__ import annotations

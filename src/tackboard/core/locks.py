@@ -1,4 +1,4 @@
-"""Lock files admit one process at a time, across containers and, if the file system allows it, across hosts.
+"""Makes lock files. Only one process at a time can hold a lock file, across containers and, with limits, across hosts.
 
 The lock is a kernel lock (`lockf`) on an open file. It belongs to one process, always ends with this process, and is
 visible to every process that opens the same file, in any PID namespace. Child processes do not inherit the lock.
@@ -6,9 +6,8 @@ This is wanted: a child that outlives its killed parent must not keep the lock.
 
 Some file systems have no locks, and some have locks within one host only (NFS mounted with `nolock`). Therefore the
 file also names the host of its holder, and the holder touches the file every HEARTBEAT_S. If the file system has no
-locks, or the file names another host, the lock becomes free LEASE_S after the last touch.
-Decided: this time is measured from the file's modification time to this host's clock. So the clocks of hosts that share
-a folder must agree within a few seconds.
+locks, or the file names another host, the lock becomes free LEASE_S after the last touch. Decided: a host compares the
+file's modification time with its own clock, so the clocks of hosts that share a folder must agree within a few seconds.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ time, and would drop the lock when the process closes either descriptor."""
 
 @contextlib.contextmanager
 def try_lock(path: Path, *, create: bool = True) -> Iterator[bool]:
-    """Yields whether this call took the lock file `path`, which it holds during the block. Does not wait.
+    """Tries to take the lock file `path` for the time of the block. Does not wait. Yields whether this succeeded.
 
     If this call took the lock, it removes the file at the end. Yields False if a process (this one included) already
     holds the lock. If `create` is False, also yields False if the file is missing.
@@ -79,7 +78,7 @@ def wait_for_lock(path: Path, timeout_s: float = float("inf")) -> Iterator[bool]
 
 
 def silence_to_wait_for(path: Path) -> float:
-    """Returns the seconds after which another host's lock file is free, if nobody touches it; 0 for other files."""
+    """Returns the seconds until another host's lock file is free if no one touches it; 0 if missing or of this host."""
     try:
         if path.read_bytes() == _host():
             return 0.0
@@ -89,7 +88,7 @@ def silence_to_wait_for(path: Path) -> float:
 
 
 def _take(path: Path, *, create: bool) -> int | None:
-    """Returns a descriptor that holds the lock; None if it is taken or if the file is missing and `create` is False."""
+    """Takes the lock and returns its descriptor; None if it is taken, or if `create` is False and no file exists."""
     while True:
         try:
             # Only one process can create the file, even on a file system without locks.
@@ -121,7 +120,7 @@ def _take(path: Path, *, create: bool) -> int | None:
 
 
 def _claim(descriptor: int, path: Path, *, is_new: bool) -> bool | None:
-    """Returns whether this process holds the lock now; None if `path` is another file now and the caller must retry."""
+    """Returns whether this process holds the lock now; None if `path` was replaced, so that the caller must retry."""
     has_locks = True
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -188,7 +187,7 @@ def _heartbeat(descriptor: int) -> Iterator[None]:
 
 
 def _host() -> bytes:
-    """Returns this host's id: a hash of its boot id, which its containers share. Without a boot id, hashes its name."""
+    """Returns a hash of this host's boot id, which all its containers share. If there is none, hashes the host name."""
     try:
         identity = Path("/proc/sys/kernel/random/boot_id").read_bytes()
     except OSError:

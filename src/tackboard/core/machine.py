@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
-"""Options of glibc's `mallopt`: bytes of unused heap above which the heap shrinks, size of an allocation that bypasses
-the heap, and number of allocations that may bypass the heap."""
+"""Options of glibc's `mallopt`. In this order: the heap shrinks when it has this number of unused bytes; an allocation
+of this size or more bypasses the heap; at most this number of allocations bypass it."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -42,15 +42,15 @@ def keep_freed_memory() -> bool:
     """Lets this process keep the memory that it frees, for its next allocations. Returns whether this is possible.
 
     Without this setting, glibc returns every large tensor to the kernel when the tensor is freed, and the kernel clears
-    the same pages again for the next tensor. In training this can take a third of a step (docs/performance.md). The
-    process then keeps its largest memory until it ends. Other C libraries than glibc have no such setting: nothing
-    changes.
+    the same pages again for the next tensor. In training this can take a third of a step (docs/performance.md). With
+    the setting, the process keeps its peak memory until it ends. C libraries other than glibc have no such setting;
+    there, nothing changes.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
-    # Some versions of glibc refuse a threshold above 32 MiB. There, no allocation bypasses the heap.
+    # Some versions of glibc refuse a threshold above 32 MiB. For them, no allocation at all may bypass the heap.
     is_in_heap = mallopt(M_MMAP_THRESHOLD, 1 << 30) == 1 or mallopt(M_MMAP_MAX, 0) == 1
     return bool(is_in_heap and mallopt(M_TRIM_THRESHOLD, 2**31 - 1) == 1)
 
@@ -58,7 +58,7 @@ def keep_freed_memory() -> bool:
 def peak_rss_bytes() -> int:
     """Returns the largest resident set that this process has had, in bytes."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        # `getrusage` would also count the process that started this one, because a fork copies its memory first.
+        # `getrusage` would also count the memory of the parent process, because a fork starts as a copy of its parent.
         return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak) if sys.platform == "darwin" else int(peak) * 1024
@@ -72,7 +72,7 @@ def total_memory_bytes() -> int:
 
 
 def available_memory_bytes() -> int:
-    """Returns the memory that this process can still take without swapping, or all memory if the system does not say.
+    """Returns the bytes that this process can still take without swapping; all memory if the system does not report it.
 
     File pages that the kernel can drop count as available.
     """

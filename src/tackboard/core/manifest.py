@@ -1,6 +1,6 @@
-"""MANIFEST.json lists the files of a folder, so that a single changed bit is found.
+"""Writes and verifies MANIFEST.json, which lists the files of a folder, so that a single changed bit is found.
 
-The manifest holds the size and SHA-256 of every file, and ends with the SHA-256 of all bytes before it. A flipped
+The manifest holds the size and SHA-256 of every file, and ends with the SHA-256 of its own preceding bytes. A flipped
 bit anywhere, even in the manifest, is found, and the error names the file. The manifest is written last, so a folder
 without a manifest was never finished. (safetensors, torch.save and DCP would load flipped bits without an error.)
 Decided: a sealed folder (a folder with a manifest) may contain plain files and folders only. A symbolic link could lead
@@ -132,7 +132,7 @@ def unseal(data: bytes) -> dict[str, Any] | None:
 
 
 def _is_entry(entry: Any) -> bool:
-    """Returns whether an entry has a size, a hash, and the name of a file in the folder other than the manifest."""
+    """Returns whether an entry has a size, a hash, and the name of a file in the folder that is not the manifest."""
     if not isinstance(entry, dict) or type(entry.get("bytes")) is not int or not isinstance(entry.get("sha256"), str):
         return False
     named = stays_inside(entry.get("name")) and entry["name"] != MANIFEST
@@ -159,7 +159,7 @@ def _raise(error: OSError) -> None:
 
 
 def _require_plain(path: Path, kind: int = stat.S_IFREG) -> None:
-    """Raises CorruptFileError unless `path` has the `kind`: a plain file or a folder. Links are not followed.
+    """Raises CorruptFileError unless `path` is of this `kind`: a plain file or a folder. Links are not followed.
 
     The path is not opened, because opening a pipe would block for ever.
     """

@@ -31,7 +31,7 @@ SAMPLE_S = 0.05
 GRACE_S = 15.0
 WATCH_EVERY_S = 0.5
 PARENT_VARIABLE = "TACKBOARD_PARENT"
-"""The environment variable with a parent's PID. Children that have it end when the parent ends; see `watch_parent`."""
+"""This environment variable tells a child the PID of its parent. `watch_parent` ends the child when the parent ends."""
 TICK_SECONDS = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
@@ -55,7 +55,7 @@ class Process:
         """
         self.log = log or Path(os.devnull)
         self.code: int | None = None
-        """The exit code once `poll` has seen the end, or -N if signal N ended the command."""
+        """None until `poll` has seen that the command ended; then its exit code, or -N if signal N ended it."""
         self.peak_rss_bytes = 0
         self._own_group, self._samples_memory = own_group, sample_memory
         self._seconds = self._cpu_seconds = 0.0
@@ -108,7 +108,7 @@ class Process:
 
     def send(self, number: int) -> None:
         """Sends a signal to the command, if it still runs."""
-        with self._lock:  # No thread reaps the process meanwhile, so the PID cannot belong to another process.
+        with self._lock:  # No thread reaps the process during this block, so its PID cannot go to another process.
             if self.code is None:
                 os.kill(self.pid, number)
 
@@ -209,7 +209,7 @@ def last_json_object(text: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
-    """Within the block, `handler` gets these signals. Outside the main thread, nothing changes (a limit of Python)."""
+    """Within the block, `handler` gets these signals. Outside the main thread, Python forbids this: nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

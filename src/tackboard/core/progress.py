@@ -1,7 +1,7 @@
 """Shows the progress of long work: a bar on a terminal, plain lines in a log.
 
-Decided: if stderr is not a terminal, nothing is drawn with carriage returns. Instead, one line is printed when
-the work ends and, while it advances, at most one line every `LOG_EVERY_S` seconds.
+Decided: if stderr is not a terminal, nothing is drawn with carriage returns. While the work advances, a line is printed
+at most every `LOG_EVERY_S` seconds. One more line is printed when the work ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def say(line: str) -> None:
 
 
 class Progress:
-    """Usage: `with Progress("reading", total=n, unit="rows") as progress: progress.advance(k)`.
+    """Shows progress: `with Progress("reading", total=n, unit="rows") as progress: progress.advance(k)`.
 
     `note` is shown after the count, for example a loss. If `total` is None, the count is shown without a total.
     """

@@ -1,4 +1,4 @@
-"""The run directory holds all files of one run. People and programs can read the files.
+"""Makes and opens run directories. A run directory holds all files of one run, for people and programs to read.
 
     runs/<utc time>_<name>_<random>/   config.json · env.json · metrics.jsonl · events.jsonl · log.txt · STATUS
     runs/latest                        -> the newest run
@@ -80,7 +80,7 @@ class RunDirectory:
         return run
 
     def clean(self) -> None:
-        """Removes a killed run's temporary files and incomplete last lines of its logs. Callers hold the run's lock."""
+        """Removes the temporary files and cut last lines that a kill left. The caller must hold the run's lock."""
         remove_leftovers(self.path)
         for name in ("metrics.jsonl", "events.jsonl"):
             _cut_torn_line(self.path / name)
@@ -97,7 +97,7 @@ class RunDirectory:
 
     @property
     def status(self) -> str:
-        """`running`, `done`, `preempted` or `failed: reason`. A missing file gives `new`, other text `unknown`."""
+        """`running`, `done`, `preempted` or `failed: reason`; `new` if there is no STATUS file; else `unknown`."""
         try:
             text = (self.path / "STATUS").read_bytes().decode(errors="replace").strip()
         except FileNotFoundError:

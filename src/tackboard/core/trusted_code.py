@@ -2,10 +2,10 @@
 
     ${XDG_STATE_HOME:-~/.local/state}/tackboard/trusted-code/<hash of path and SHA-256>.json
 
-A run names the file of its model. But a run may come from anybody, so the name alone does not make the file safe.
-`train` records the path and the SHA-256 of the file outside of all runs. Decided: each entry is a small file, so that
-concurrent trainings cannot lose an entry. Folders have mode 0700 and files 0600; a folder or file that another user
-owns or may write to is refused. If the record cannot be written, training continues with a warning.
+A run names the Python file of its model. But a run may come from anybody, so the name alone does not make the file
+safe. Therefore `train` records the file's path and SHA-256 in the folder above. Decided: each entry is a small file, so
+that concurrent trainings cannot lose an entry. Folders have mode 0700 and files 0600; a folder or file that another
+user owns or may write to is refused. If the record cannot be written, training continues with a warning.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from tackboard.core.errors import USER_MODULE_PREFIX, TackboardError, UsageError
 
 
 def load_code(path: Path, sha256: str | None = None) -> ModuleType:
-    """Imports a user's Python file under a unique name; the same content of the same file is imported once.
+    """Imports a user's Python file under a unique name. A file is imported again only if its content has changed.
 
     If the SHA-256 of the file is not `sha256`, UsageError is raised and the file is not run. A TackboardError that the
     file causes (such as an impossible feature) is raised unchanged. Any other error, and `sys.exit`, becomes a
@@ -57,7 +57,7 @@ def load_code(path: Path, sha256: str | None = None) -> ModuleType:
 
 
 def sha256_of_code(module: ModuleType) -> str:
-    """Returns the SHA-256 of a module's code. If Python itself imported the module, the present file is hashed."""
+    """Returns the SHA-256 of a module's code. If Python itself imported the module, its file is hashed now."""
     return module.__dict__.get(_DIGEST) or hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
 
 

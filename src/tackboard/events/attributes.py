@@ -19,7 +19,7 @@ from tackboard.events.vector_columns import with_vectors
 
 RESERVED = ("first_ms", "last_ms", "num_events", "item_id", "user_id")
 VALID_FROM = "valid_from_ms"
-"""Name of the column of an attribute table that holds the time, in ms UTC, from which a row is valid."""
+"""Name of the column that says from which time on (ms UTC) a row of an attribute table is valid."""
 
 
 def entity_table(events: pa.Table, kind: str, attributes: pa.Table | None = None) -> pa.Table:
@@ -30,7 +30,7 @@ def entity_table(events: pa.Table, kind: str, attributes: pa.Table | None = None
     same type as in the events. All other columns of `attributes` are added to the table.
     """
     id_column, time_ms = numpy_column(events, f"{kind}_id"), numpy_column(events, "time_ms")
-    # An unstable sort is enough, because all rows of an id have the same raw value. It is several times faster.
+    # An unstable sort is several times faster, and it is enough, because all rows of an id have the same raw value.
     order = np.argsort(id_column)
     ids = id_column[order]
     start = np.flatnonzero(np.append(True, ids[1:] != ids[:-1])) if len(ids) else np.zeros(0, dtype=np.int64)

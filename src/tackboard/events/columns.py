@@ -138,7 +138,7 @@ def _text_ids(array: pa.DictionaryArray, wanted: str | None, name: str, place: P
             numbers = pc.if_else(pa.array(whole), texts, "0").cast(pa.int64()).to_numpy()
             return Ids(values=pa.array(numbers[indices]), empty=~whole[indices])
         except pa.ArrowInvalid:
-            # An id of nineteen digits above 2^63 - 1 is a plain integer, but does not fit into int64.
+            # An integer of nineteen digits may be above 2^63 - 1. Then it does not fit into int64.
             if wanted == "int64":
                 raise DataError(
                     f"{place(0)} or below: the id column {name!r} holds a number above 2^63 - 1",

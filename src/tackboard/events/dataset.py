@@ -133,7 +133,7 @@ class Dataset:
 
     @functools.cached_property
     def layout(self) -> Layout:
-        """The layout, which says which users, events and labelled requests belong to each bucket of the snapshot."""
+        """Says which users, events and labelled requests belong to each bucket of the snapshot."""
         layout = read_layout(self.path, self.events_path)
         for name, rows in layout.offsets.items():
             path = self.path / f"{name}.parquet"

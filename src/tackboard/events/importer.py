@@ -1,7 +1,7 @@
 """This module imports a user's log: it reads the files, writes a dataset, and reports the problems in the log.
 
 Rows with a problem are counted, and are fixed or dropped by the rules in docs/events.md. If too many rows would be
-dropped, the log is refused, and the error names the first bad rows. Nothing is written until all rows are accepted.
+dropped, the log is refused, and the error names the first bad rows. Nothing is written before all rows are checked.
 Decided: exact duplicates are dropped, because log pipelines may deliver an event twice. Rows that differ in any
 imported column are kept, because users do repeat themselves. Each raw column is freed as soon as it is parsed, so the
 peak memory of an import is a few times the size of the canonical columns.
@@ -36,7 +36,7 @@ from tackboard.events.tabular import FileRows, inspect, read
 from tackboard.events.times import Times, parse_milliseconds, parse_times
 
 BIRTH_COLUMNS = ("birth_ms", "birth", "born", "born_at", "created", "created_at", "published", "published_at")
-"""Names of columns that may hold an item's birth. The first of them that an items file has is stored as birth_ms."""
+"""Possible names of the column with an item's creation time. The first name that an items file has becomes birth_ms."""
 _BLOCK_ROWS = 1 << 20
 """Number of rows that are hashed at a time, so that temporary arrays stay small."""
 
@@ -72,7 +72,7 @@ class ImportConfig:
     users: Path | None = None
     """File of user attributes."""
     impressions: Sequence[Path] = ()
-    """Files of impressions. Their columns of users, items, times, requests and positions are named as in the log."""
+    """Files of impressions. Columns of users, items, times, requests and positions are named like those of the log."""
     max_bad_share: float = 0.01
     """Largest share of rows that may be dropped because of empty ids, bad times or a wrong number of fields."""
 
@@ -365,7 +365,7 @@ def _duplicates(columns: dict[str, Any], progress: Progress) -> NDArray[np.bool_
 
 
 def _says_nothing(columns: dict[str, Any], name: str) -> bool:
-    """Returns whether duplicates can be found without a column, because it is constant or a copy of the times."""
+    """Returns whether the search for duplicates can ignore a column, because it is constant or a copy of the times."""
     column = columns[name]
     if name == "received_ms":
         return column is columns["time_ms"]

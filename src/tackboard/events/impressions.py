@@ -133,7 +133,7 @@ def _check_loss(log: Log, good: NDArray[np.bool_], max_bad_share: float) -> None
 class Impressions:
     """Reads the impressions of a dataset by bucket, from the events of the action `shown`, or from `table` or `reader`.
 
-    `offsets` holds the first row of each bucket in the table or file, and then the number of all rows. Impressions
+    `offsets` holds the first row of each bucket in the table or file, followed by the number of all rows. Impressions
     without a request or without a user are left out, and `without_request` and `without_user` count them.
     """
 
@@ -145,7 +145,7 @@ class Impressions:
     without_user: int = 0
 
     def of_bucket(self, bucket: int, events: pa.Table) -> Iterator[tuple[pa.Table, pa.Table]]:
-        """Yields pairs of tables: impressions of the bucket that have a request, and the events of the same users.
+        """Yields pairs of tables: the bucket's impressions that have a request, and the events of the same users.
 
         The impressions have the columns `COLUMNS`. `events` holds all events of the bucket, and each event is yielded
         once. A bucket can have very many impressions, because few impressions lead to an action. So a pair has about
@@ -257,7 +257,7 @@ def check_action(dataset: Dataset, action: str, option: str) -> None:
 
 
 def _as_type(requests: pa.Array, wanted: pa.DataType, name: str, place: Place) -> pa.Array:
-    """Casts request ids to their type in the events. If this is int64, text that is not an integer becomes null."""
+    """Casts request ids to their type in the events. If it is int64, text that is not an integer becomes null."""
     if requests.type == wanted:
         return requests
     if pa.types.is_string(wanted):
@@ -267,7 +267,7 @@ def _as_type(requests: pa.Array, wanted: pa.DataType, name: str, place: Place) -
 
 
 def _offsets(path: Path, layout: Layout) -> NDArray[np.int64]:
-    """Returns the first row of each bucket in the file, and then the number of rows. Reads one row group at a time."""
+    """Returns the first row of each bucket in the file, followed by the number of rows. Reads a row group at a time."""
     counts = np.zeros(layout.num_buckets, dtype=np.int64)
     previous: int | None = None
     for table in row_groups(path, ["user_id"]):

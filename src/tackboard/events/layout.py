@@ -1,4 +1,4 @@
-"""The layout of a snapshot cuts the files below into the same buckets. A bucket holds all rows of some users.
+"""Cuts the files of a snapshot into the same buckets, and reads ranges of rows. A bucket holds all rows of some users.
 
     events.parquet    ├── bucket 0 ──┤├──── bucket 1 ────┤├ bucket 2 ┤      one row group each
     requests.parquet  ├ bucket 0 ┤├─ bucket 1 ─┤├──── bucket 2 ──────┤      the requests of the same users
@@ -43,8 +43,8 @@ Ints = NDArray[np.int64]
 class Layout:
     """The G buckets of a snapshot.
 
-    `first_users` [G] holds the smallest user id of each bucket. `offsets` holds, for each file, the first row of each
-    bucket and then the number of rows [G+1]. Users below `first_users[0]` belong to the first bucket, so every user has
+    `first_users` [G] holds the smallest user id of each bucket. `offsets` [G+1] holds, for each file, the first row of
+    each bucket, then the number of rows. Users below `first_users[0]` belong to the first bucket, so every user has
     a bucket, even a user without events.
     """
 
@@ -84,8 +84,8 @@ class Layout:
 
 
 def cut_buckets(user_ids: Ints, rows_per_bucket: int) -> Layout:
-    """Cuts events, sorted by `user_ids`, into buckets of at most `rows_per_bucket` rows, more if one user has more."""
-    # `starts` holds the first row of each user, and then the number of events.
+    """Cuts events, sorted by `user_ids`, into buckets. A bucket has up to `rows_per_bucket` rows, or only one user."""
+    # `starts` holds the first row of each user, followed by the number of events.
     starts = np.append(starts_of_users(user_ids), len(user_ids))
     bounds, begin = [], 0
     while begin < len(starts) - 1:

@@ -59,7 +59,7 @@ class Log:
     parts: tuple[FileRows, ...]
     """One part per file. The tables of the parts are empty, because `columns` holds the rows."""
     starts: tuple[int, ...]
-    """The row number at which each part begins, and then the number of all rows."""
+    """The row number at which each part begins, followed by the number of all rows."""
     columns: dict[str, pa.ChunkedArray]
     uses: Counter[str]
     """The number of calls of `take` that are still expected for each column."""

@@ -29,7 +29,7 @@ def recipe() -> RunConfig:
         num_items={num_items},
         num_events={num_events},
         name={quoted_name},
-        # What the model learns to predict: leave out actions that users regret, such as a hide.
+        # The actions that the model learns to predict. Leave out actions that show dislike, such as a hide.
         positive_actions={positive_actions},
     )
 '''

@@ -127,7 +127,7 @@ def ids_of(column: pa.ChunkedArray, what: str) -> NDArray[np.int64]:
 
 
 def encode(column: pa.ChunkedArray | pa.Array) -> pa.DictionaryArray:
-    """Returns a string column as one dictionary array. Plain text is encoded so that each string occurs once."""
+    """Returns a string column as one dictionary array. The dictionary of a plain text column holds each string once."""
     if isinstance(column, pa.ChunkedArray):
         if pa.types.is_dictionary(column.type):
             column = column.unify_dictionaries()

@@ -29,7 +29,7 @@ _OWN_KEYS = ("kind", "format_version", "files", "sha256_of_the_above")
 
 
 def check_newest(dataset: Dataset) -> None:
-    """Raises UsageError unless `dataset` is the newest snapshot. A copy of an older one would lack new events."""
+    """Raises UsageError unless `dataset` is the newest snapshot. A copy of an older snapshot would lack new events."""
     snapshot = dataset.path.resolve()
     latest = snapshot.parent / LATEST
     if not latest.is_symlink() or latest.resolve() != snapshot:
@@ -90,7 +90,7 @@ def _made_before(folder: Path, note: str, identity: str) -> Path | None:
 
 
 def _link_files(dataset: Dataset, staging: Path, replaced: Collection[str]) -> list[str]:
-    """Makes hard links to the files of the old snapshot. Files never change, so a link is as good as a copy."""
+    """Makes hard links to the files of the old snapshot. These files never change, so a link is as good as a copy."""
     names = [str(entry["name"]) for entry in dataset.manifest["files"] if entry["name"] not in replaced]
     for name in names:
         target = staging / name
@@ -98,6 +98,6 @@ def _link_files(dataset: Dataset, staging: Path, replaced: Collection[str]) -> l
         try:
             os.link(dataset.path / name, target)
         except OSError:
-            # The file is copied, because some file systems have no hard links, and some limit the number of links.
+            # Some file systems have no hard links, and some limit their number. There, the file is copied.
             shutil.copyfile(dataset.path / name, target)
     return names

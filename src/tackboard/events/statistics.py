@@ -22,10 +22,10 @@ FIELDS = {
     **dict.fromkeys(("user_type", "item_type"), Literal["int64", "string"]),
     **dict.fromkeys(("actions", "surfaces"), dict[str, float]),
 }
-"""The fields that statistics.json must have, and their types. The code can do without all other fields."""
+"""The fields that statistics.json must have, and their types. All other fields may be missing."""
 OPTIONAL_FIELDS = {"fields": dict[str, dict[str, Any]]}
 HEAD_SHARE = 0.1
-"""The Zipf exponent is fitted to this share of the items with events: the most popular items, at least two."""
+"""The Zipf exponent is fitted to the most popular items: this share of the items with events, at least two items."""
 
 
 def describe(events: pa.Table, items: pa.Table) -> dict[str, Any]:

@@ -36,7 +36,7 @@ DELIMITERS = (",", "\t", ";", "|")
 ALLOWED = "allowed: CSV, gzipped CSV, Parquet"
 _GZIP, _PARQUET, _ZIP = b"\x1f\x8b", b"PAR1", b"PK\x03\x04"
 _NAME = re.compile(r"(?:[^\W\d][^@]{0,63})?")
-"""Matches up to 64 characters without `@` that begin with a letter or `_`. The empty name of an index also matches."""
+"""Matches up to 64 characters without `@` that begin with a letter or `_`. An empty name (of an index) also matches."""
 _HEADER_BYTES = 1 << 20
 MAX_COLUMNS = 10_000
 """Largest number of columns in a file. A file with more columns is a matrix or has broken line ends."""

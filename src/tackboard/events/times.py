@@ -21,7 +21,7 @@ from tackboard.core.errors import DataError
 from tackboard.events.columns import Place, as_int64, in_row, is_text, plain, refuse_control, trimmed
 
 UNITS = (("seconds", 1e11), ("milliseconds", 1e14), ("microseconds", 1e17), ("nanoseconds", np.inf))
-"""Units with their upper bounds. A number gets the first unit whose bound is larger. 1e11 s lies in the year 5138."""
+"""Units with their upper bounds. A number gets the first unit whose bound is above it. 1e11 s is in the year 5138."""
 LATEST_MS = 10**14
 """Times of this number of ms (in the year 5138) or more are unusable."""
 _LARGEST_NUMBER = float(1 << 63)
@@ -72,7 +72,7 @@ def parse_times(column: pa.ChunkedArray, name: str, place: Place = in_row) -> Ti
 def parse_milliseconds(column: pa.ChunkedArray, name: str, place: Place = in_row) -> Times:
     """Parses a column of milliseconds. Unlike in `parse_times`, 0 and negative integers are usable.
 
-    Text is usable if it is an integer of at most 18 digits. `parse_times` parses columns of all other types.
+    Text is usable if it is an integer of at most 18 digits. Columns of neither integers nor text go to `parse_times`.
     """
     column = plain(column)
     if is_text(column.type):
@@ -123,7 +123,7 @@ def _place_of(place: Place, chosen: NDArray[np.bool_]) -> Place:
 def _numbers_of(text: pa.ChunkedArray) -> NDArray[Any]:
     """Converts texts that are numbers to int64 if all of them are integers that fit, else to float64."""
     if not pc.any(pc.match_substring(text, ".")).as_py():
-        # The cast fails if a number does not fit into int64. This number is unusable, and the others become floats.
+        # If a number does not fit into int64, the cast fails. Then all numbers become floats, and this one is unusable.
         with contextlib.suppress(pa.ArrowInvalid):
             return np.asarray(text.cast(pa.int64()).to_numpy())
     return np.asarray(text.cast(pa.float64()).to_numpy())
@@ -182,7 +182,7 @@ def _checked(ms: NDArray[Any], good: NDArray[np.bool_], unit: str) -> Times:
 
 
 def _mixed(name: str, place: Place, first_rows: dict[str, int]) -> DataError:
-    """Returns the error for a column that mixes units or formats. `first_rows` maps each to its first row."""
+    """Returns the error for a column that mixes units or formats. `first_rows` maps each of them to its first row."""
     where = ", ".join(f"{unit} from {place(row)}" for unit, row in first_rows.items())
     return DataError(
         f"the time column {name!r} mixes {' and '.join(first_rows)}: {where}",

@@ -1,6 +1,6 @@
 """This module measures how far the events of two snapshots, or of two ranges of time, differ in each column.
 
-The two are called the old side and the new side. For each column, the share of each value is computed on both sides.
+The two sets of events are the old side and the new side. For each column, each value's share is computed on both sides.
 If the column holds names (actions, surfaces, hours, items, fields of text or booleans), the values are the most
 frequent names of the old side, and `(other)`. If the column holds numbers (gaps, lateness, events per user, fields),
 the values are bins between the quantiles of the old side. There are two distances. L∞ is the largest difference between
@@ -41,7 +41,7 @@ ITEM = "item"
 
 @dataclasses.dataclass(frozen=True)
 class Distance:
-    """Says how far one column differs. Shares lie in [0, 1]. `moved` is the value whose share differs most."""
+    """Says how far the sides differ in a column. Shares lie in [0, 1]. `moved` is the value that differs most."""
 
     column: str
     kind: str
@@ -93,7 +93,7 @@ def measure_drift(old: Slice, new: Slice) -> Drift:
     distances = [_distance(scale, column, old_counts[column], new_counts[column]) for column in columns]
     compared = set(old.dataset.fields) & set(new.dataset.fields) & set(columns)
     return Drift(
-        # Every event has an item.
+        # Every event has one item, so the counts of the items add up to the number of events.
         num_old=int(old_counts[ITEM].sum()),
         num_new=int(new_counts[ITEM].sum()),
         distances=sorted(distances, key=lambda one: (-one.jensen_shannon_bits, -one.l_infinity, one.column)),

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 Severity = Literal["error", "warning"]
 COUNTED = {"rows": "row", "events": "event", "users": "user", "days": "day"}
-"""If a rule's sentence begins with a key of this dict, the count is put before it. The value is the singular form."""
+"""If a rule's sentence begins with a key of this dict, its count is put in front. The value is the singular form."""
 OF_ONE = {"have": "has", "repeat": "repeats", "name": "names", "lie": "lies", "were": "was", "are": "is"}
 OF_ONE |= {"them": "it", "they": "it", "their": "its"}
 """Maps other words of the rules' sentences to the form that they have if the count is one."""
@@ -83,7 +83,7 @@ RULES: dict[str, Rule] = {
     "list-lengths": Rule("error", "rows have lists of different lengths: {}", "join the labels again"),
     "label-value": Rule("error", "rows have a {} that is neither 0 nor 1 nor null", "join the labels again"),
     "heavy-user": Rule(
-        "warning", "one user has {} of the events", "check whether this user is a robot; a retention in days may help"
+        "warning", "one user has {} of the events", "check whether this user is a robot; `data retain --days` may help"
     ),
     "long-history": Rule(
         "warning", "users have more than {} events", "only their newest events are read; check whether they are robots"

@@ -1,7 +1,7 @@
-"""This module reads measures of events, which are names or numbers, one bucket at a time, and counts their values.
+"""This module reads measures of events, such as the action or the hour, bucket by bucket, and counts their values.
 
 `data stats` and `data drift` both use this module, so a gap or an hour means the same in both commands. Both need
-memory for one bucket, and for one count per item and per user. The sizes of samples and of counts of names are bounded.
+memory for one bucket, and for one count per item and per user. Samples and counts of names are limited in size.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def number_columns(dataset: Dataset) -> list[str]:
 
 
 def names_in(table: pa.Table, name: str) -> dict[str, int]:
-    """Counts the events of each name in a table. The measure `hour` is the hour of the day in UTC."""
+    """Counts how many events of a table have each name. The measure `hour` is the hour of the day in UTC."""
     if name == "hour":
         counts = np.bincount(hours_in(table), minlength=24)
         return {f"{hour:02d}": int(count) for hour, count in enumerate(counts) if count}
@@ -110,7 +110,7 @@ def names_in(table: pa.Table, name: str) -> dict[str, int]:
 
 
 def numbers_in(table: pa.Table, name: str) -> Floats:
-    """Returns the values of a measure in a table. Gaps and lateness are in seconds. Missing and infinite become NaN."""
+    """Returns a measure's values in a table, with NaN for missing and infinite values. Times are in seconds."""
     if name == "gap_s":
         users, times = numpy_column(table, "user_id"), numpy_column(table, "time_ms")
         return np.asarray(np.diff(times)[users[1:] == users[:-1]] / 1000.0)
@@ -166,7 +166,7 @@ class Sample:
 
 
 class NameCounts:
-    """Counts names. If there are more than `MAX_NAMES` distinct names, drops the rarest names, else counts exactly."""
+    """Counts names. The counts are exact for up to `MAX_NAMES` distinct names. Beyond this, the rarest are dropped."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()

@@ -101,7 +101,7 @@ def check_dataset(path: Path, *, max_user_share: float = 0.05, now_ms: int | Non
 
 
 def _check_manifest(folder: Path, findings: Findings) -> bool:
-    """Compares files with the manifest if that is intact. Returns False if the folder is not a dataset, or too new."""
+    """Compares the files with an intact manifest. Returns False if the folder is no dataset or has a newer version."""
     try:
         manifest = read_manifest(folder)
     except CorruptFileError as error:

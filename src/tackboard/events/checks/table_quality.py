@@ -27,7 +27,7 @@ Bools = NDArray[np.bool_]
 class KnownIds:
     """The sorted ids of items and users, and the births of items (ms). A field is None if its file is unreadable.
 
-    `births` is also None if items have no birth_ms. An item with an unknown birth has the smallest int64.
+    `births` is also None if items have no birth_ms. An unknown birth is stored as the smallest int64.
     """
 
     items: Ints | None

@@ -4,10 +4,10 @@
 
 Code that writes a snapshot first reads the list, leaves out the users on the list, and calls `promote` at the end.
 `promote` fails if the list has grown after it was read, so an import cannot bring back a user who was forgotten while
-the import ran. Decided: the list holds 64-bit ids and no names. If users are named by integers, the id is the name. A
-user whose name is an integer has two entries, the integer and the hash of its text, because the next import may read
-the user column as text. The list only grows. If the list is damaged, no snapshot can be written, because the users to
-leave out are unknown.
+the import ran. Decided: the list holds 64-bit ids and no names. But if a user's name is an integer, the id is this
+integer. Such a user has two entries, the integer and the hash of its text, because the next import may read the user
+column as text. The list only grows. If the list is damaged, no snapshot can be written, because the users to leave out
+are unknown.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Retained:
     num_users_removed: int
     num_forgotten_removed: int
     num_future: int = 0
-    """Number of events more than a day in the future (0 without `days`). They stay, but do not count as the newest."""
+    """Number of events over a day in the future; 0 if `days` is None. They stay, but do not count as the newest."""
 
 
 def retain(dataset: Dataset, days: float | None = None, *, now_ms: int | None = None) -> Retained:
