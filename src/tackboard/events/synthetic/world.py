@@ -31,7 +31,7 @@ _DRAWS = (
 )  # fmt: skip
 _COLUMN = {name: column for column, name in enumerate(_DRAWS)}
 _ITEM_DRAWS = 4
-"""Number of uniform draws per item. One picks the mechanism, one picks its item, and two pick an item of the topic."""
+"""Number of uniform draws per item: one for the mechanism, one for its item, and two for an item of the topic."""
 
 
 @dataclass
