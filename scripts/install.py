@@ -347,7 +347,7 @@ def configured_index() -> str:
 
 
 def ask_torch(pin: str, index_url: Optional[str] = None) -> Tuple[Optional[TorchChoice], str]:
-    """Asks pip which torch it would install, by default from the configured places; returns this and the output."""
+    """Asks pip which torch it would install, by default from the configured places; returns this and pip's output."""
     report_path = os.path.join(VENV, "torch-report.json")
     arguments = ["install", "--dry-run", "--ignore-installed", "--no-deps", "--report", report_path, "torch==" + pin]
     if index_url:

@@ -44,7 +44,7 @@ class PublishedCounts:
 
 @dataclasses.dataclass(frozen=True)
 class PublicData:
-    """The canonical events of a public dataset, and the attributes of its items and users, by `item` and `user`."""
+    """The canonical events of a public dataset, and its tables of attributes, which have a column `item` or `user`."""
 
     events: pa.Table
     items: pa.Table | None = None

@@ -8,9 +8,9 @@
     settings   settings; notes on the progress of work that is done in steps
 
 Every value has a seal, which is a checksum (see `sealing`). SQLite's own pages around the values have no seal, so a
-damaged page may hide rows. Therefore a user who has other rows but no head raises an error, and `check_engine` makes
-SQLite check all pages. The tables of version 1 have other names. A process that still runs an older tackboard therefore
-stops when its store is migrated, instead of writing values without seals.
+damaged page may hide rows. Therefore it is an error if a user has rows but no head, and `check_engine` makes SQLite
+check all pages. The tables of version 1 have other names. A process that still runs an older tackboard therefore stops
+when its store is migrated, instead of writing values without seals.
 
 Decided: SQLite runs with a write-ahead log and by default synchronous=FULL, so a commit is on disk before it is
 acknowledged. There is one writer at a time, and other writers wait; readers never wait. secure_delete is on for every

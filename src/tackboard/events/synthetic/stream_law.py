@@ -15,8 +15,8 @@ also follows Zipf's law, except that the items of the same rank, one per topic, 
 
 An event's item reveals the event's topic, but not whether the event was noise. `next_topics` returns the exact
 probability of the next event's topic given all earlier events. It is the forward filter of this hidden Markov chain. No
-model that reads the same events can predict better. Decided: the topics lie on a ring, because the topic after any
-number of moves is then a sum, and a walk needs no loop over positions.
+model that reads the same events can predict better. Decided: the topics lie on a ring. So the topic after any number of
+moves is a sum, and the topics of all events can be computed without a loop over positions.
 
 Shapes: U users, N events end to end, T topics, M items.
 """

@@ -82,7 +82,7 @@ class WorldConfig:
     repeat_probability: float = 0.07
     """Chance that an event repeats one of the user's recent items, if at least one recent event was not a hide."""
     link_probability: float = 0.45
-    """Chance that an event follows a link. It can do so only inside a session, not after a hide, and to a born item."""
+    """Chance that an event follows a link. This happens only inside a session, not after a hide, and to born items."""
     explore_probability: float = 0.12
     """Chance that an event explores. To explore means to draw the item from all topics, by popularity.
 
