@@ -2,9 +2,9 @@
 
 It takes the tables as Polars frames and returns a frame with a row per request and a frame with a row per candidate. It
 runs in the rivals' environment only (`make rivals`). It is tuned as a Polars expert would tune it, and each choice
-was measured. Features that depend on an item alone are computed once per item, features of a request once per request,
-and both are gathered by position, not joined. Events and requests are joined on a dense integer, with only the needed
-columns. For features of clicks, the events are filtered before the join. Categories are compared by their codes.
+was measured. Features that depend on an item alone are computed once per item. Features of a request are computed once
+per request. Both are gathered by position, not joined. Events and requests are joined on a dense integer, with only the
+needed columns. For features of clicks, the events are filtered before the join. Categories are compared by their codes.
 Strings are hashed once per distinct string. A single request has no lazy plan, because the optimiser alone would take
 longer than the work.
 """

@@ -8,8 +8,8 @@ the command needs memory for SQLite's cache, and for a while twice the disk spac
 of an unfinished correction (correction.py) are dropped, so the next correction starts from the beginning.
 
 Decided: migration is an explicit command, because an older tackboard cannot read the store afterwards. A process that
-still runs an older version gets an error, because the tables of a file have new names, and on Redis a key that an older
-version reads has another type.
+still runs an older version gets an error: the tables of a file have new names, and on Redis a key that older versions
+read has another type.
 """
 
 from __future__ import annotations
