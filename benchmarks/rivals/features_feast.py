@@ -134,7 +134,7 @@ def candidate_lists(inputs: dict[str, Any]) -> dict[str, list[Any]]:
 
 
 def candidate_frame(inputs: pd.DataFrame) -> pd.DataFrame:
-    """Does `candidate_lists` from a frame, in pandas."""
+    """Does the same as `candidate_lists`, but in pandas and from a frame."""
     embedding = stacked(inputs["embedding"])
     embedding_square = squares(embedding)
     asked = inputs[list(ASKED_FIELDS)].iloc[0].to_dict()

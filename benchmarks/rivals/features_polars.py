@@ -208,7 +208,7 @@ class BatchContender:
         return of_requests.select(*REQUEST_FEATURES), of_rows.select(*ITEM_FEATURES, *PAIR_FEATURES)
 
     def _with_history(self, requests: pl.LazyFrame) -> pl.LazyFrame:
-        """Adds all aggregations of the events that a request sees to each request."""
+        """Adds to each request all aggregations of the events that the request sees."""
         asked = requests.select("request", "user", "request_ms")
         events, seen = self.events.lazy(), pl.col("received_ms") < pl.col("request_ms")
         age_ms = pl.col("request_ms") - pl.col("time_ms")

@@ -164,7 +164,7 @@ def build(setting: dict[str, Any]) -> Any:
         ) -> torch.Tensor:
             """Returns the mean cross entropy of each event's item against the drawn items.
 
-            Drawn items that the event's user has in this batch are left out.
+            Drawn items that the event's user engaged with in this batch are left out.
             """
             negatives_K, items_N = batch["negatives"], batch["items"]
             lengths = batch["offsets"][1:] - batch["offsets"][:-1]
