@@ -2,13 +2,13 @@
 
 The script reads the packages of the Python that runs it, requirements/, and PyPI's JSON pages if they can be reached.
 It prints a table. It exits with 1 if a licence is not on the list below, a package of a lock has no hash, or
-docs/licences.md is outdated; with `--strict` also if a vulnerability is known. `--write` makes docs/licences.md anew.
+docs/licences.md is outdated; with `--strict` also if a vulnerability is known. `--write` rewrites docs/licences.md.
 
 Decided:
 - A package states its licence in one of three places, read in this order: License-Expression, License, classifiers.
 - Every licence in an expression must be on the list, even an alternative after OR, so that a person reads each new
   licence once.
-- A vulnerability alone is no failure, because it can become known on a day on which nothing here has changed.
+- Without `--strict`, a known vulnerability is no failure, because it can become known while nothing here changes.
 - Without a network the script skips the advisories, says so in capitals, and checks the rest.
 """
 
@@ -135,7 +135,7 @@ def lock_word(package: Package, locks: dict[str, Pin]) -> str:
 
 
 def ask_advisories(package: Package, source: str, deadline: float) -> list[str] | None:
-    """Returns the known vulnerabilities of this version, or None if unknown. Raises OSError without an answer."""
+    """Returns the known vulnerabilities of this version, or None if unknown. Raises OSError if there is no answer."""
     # Every index has the second of these pages, but that page describes only the newest version.
     for path in (f"{package.name}/{package.version}", package.name):
         if time.monotonic() > deadline:
@@ -160,7 +160,7 @@ def report_advisories(packages: list[Package], source: str) -> bool:
     """Prints the advisories; returns whether there is a known vulnerability."""
     deadline = time.monotonic() + ADVISORY_LIMIT_S
     try:
-        # One request comes first, so that without a network there is one wait, not eighty.
+        # One request is sent first. So without a network there is one wait, and not one wait per package.
         ask_advisories(packages[0], source, deadline)
         with ThreadPoolExecutor(8) as pool:
             answers = list(pool.map(lambda package: ask_advisories(package, source, deadline), packages))
@@ -183,7 +183,7 @@ def table(packages: list[Package]) -> str:
 
 
 def write_table(packages: list[Package]) -> int:
-    """Writes docs/licences.md anew. Returns 2 if a package of the locks is not installed."""
+    """Rewrites docs/licences.md. Returns 2, and writes nothing, if a package of the locks is not installed."""
     wanted = {name: pin.version for name, pin in read_locks().items() if pin.hashes} | {"torch": ""}
     listed = [package for package in packages if package.name in wanted]
     missing = wanted.keys() - {package.name for package in listed}
@@ -219,7 +219,7 @@ def audit(source: str, *, strict: bool) -> int:
     for what, names, fix in (
         ("licence not on the list", refused, "replace the package, or add the licence to ALLOWED in scripts/audit.py"),
         ("no hash in the lock", bare, "run scripts/lock.py"),
-        ("other than in docs/licences.md", outdated, "run scripts/audit.py --write"),
+        ("docs/licences.md is outdated", outdated, "run scripts/audit.py --write"),
     ):
         if names:
             print(f"error: {what}: {', '.join(names)}\n  fix: {fix}", file=sys.stderr)
@@ -229,9 +229,9 @@ def audit(source: str, *, strict: bool) -> int:
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description="List installed packages, their licences and known vulnerabilities.")
-    parser.add_argument("--strict", action="store_true", help="a known vulnerability is an error too")
-    parser.add_argument("--write", action="store_true", help="make docs/licences.md anew, and nothing else")
-    parser.add_argument("--advisories", default=ADVISORIES, metavar="URL", help="another place with PyPI's JSON pages")
+    parser.add_argument("--strict", action="store_true", help="also exit with 1 if a vulnerability is known")
+    parser.add_argument("--write", action="store_true", help="rewrite docs/licences.md, and do nothing else")
+    parser.add_argument("--advisories", default=ADVISORIES, metavar="URL", help="read PyPI's JSON pages from this URL")
     arguments = parser.parse_args()
     if arguments.write:
         return write_table(installed_packages())

@@ -11,11 +11,12 @@ Decided:
   file with another hash is refused. torch and the packages of its builds (requirements/torch.txt) are installed
   separately and without hashes, because each index has its own file of the same version.
 - Pins carry no local suffix. pip is asked beforehand which torch build it would install (`--dry-run --report`), so that
-  a machine without a GPU never downloads gigabytes of CUDA unannounced. For such a machine, pip asks the configured
-  index or wheel folder, then PyTorch's public CPU index; if neither has a CPU build, the CUDA build is installed, with
-  a warning.
-- The stamp is written last. A marker, written first, tells the next run that this run did not finish; the next run then
-  compares every installed file with its record and reinstalls the packages that are damaged.
+  a machine without a GPU never downloads gigabytes of CUDA unannounced. For such a machine, the script looks for a CPU
+  build in the configured index or wheel folder, then in PyTorch's public CPU index. If neither has a CPU build, the
+  CUDA build is installed, with a warning.
+- A marker is written first. At the end the stamp is written and the marker is removed. A run that finds a marker knows
+  that an earlier run did not finish. It compares the size of every installed file with its record, and replaces damaged
+  packages.
 """
 
 import argparse
@@ -54,7 +55,7 @@ class InstallError(Exception):
 
 
 class TorchChoice(NamedTuple):
-    """pip's answer to the question which torch it would install for a pin."""
+    """The torch that pip would install for a pin, as pip's report says."""
 
     version: str
     build: str  # "cpu" or "cuda"
@@ -89,7 +90,7 @@ def applies_here(requirement: str, system: str, machine: str) -> bool:
 
 
 def torch_build(version: str, requires: Sequence[str], system: str = "Linux", machine: str = "x86_64") -> str:
-    """Returns "cpu" or "cuda": by the local part of the version if there is one, else by the wheel's requirements."""
+    """Returns "cpu" or "cuda". The local part of the version decides, or if there is none, the wheel's requirements."""
     local = version.partition("+")[2].lower()
     if local:
         return "cpu" if local.startswith("cpu") else "cuda"
@@ -417,7 +418,7 @@ def ensure_pip() -> None:
         return
     if UNREACHABLE.search(output) or "No matching distribution" not in output:
         raise InstallError(explain_failure("updating pip", output, configured_index()))
-    say("note: pip {} is not offered here; going on with the pip that Python brought along".format(pinned))
+    say("note: pip {} is not offered here; continuing with the pip that came with Python".format(pinned))
 
 
 def installed_torch() -> List[str]:
@@ -485,7 +486,7 @@ def damaged_packages() -> List[str]:
 
 
 def repair_interrupted() -> None:
-    """Removes packages that an unfinished run damaged; the run that needs a package installs it again."""
+    """Removes packages that an unfinished run damaged. Whichever run needs a package installs it again."""
     for name in installed_records():
         if not os.path.exists(os.path.join(site_packages(), name, "RECORD")):
             # pip writes RECORD last, and refuses to remove or replace a package without a RECORD.
@@ -583,7 +584,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="Make .venv and install one group of packages into it.")
     parser.add_argument("group", nargs="?", default="core", choices=GROUPS)
-    parser.add_argument("--command", default="make install", help="what the user typed, for messages")
+    parser.add_argument("--command", default="make install", help="name this command in messages, as the user typed it")
     arguments = parser.parse_args()
     try:
         install(arguments.group, arguments.command)
@@ -593,7 +594,7 @@ def main() -> None:
         print("\ninterrupted; run the same command again to go on", file=sys.stderr)
         raise SystemExit(130) from None
     except OSError as error:
-        fail("{}\nfix: make the folder of this checkout writable and not full, and run again".format(error))
+        fail("{}\nfix: make this folder writable, or free space on the disk, and run again".format(error))
 
 
 if __name__ == "__main__":

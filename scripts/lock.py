@@ -10,7 +10,7 @@ Decided:
 - A package has the hashes of its wheels for Python 3.11 and 3.12 on every platform, and of its source archive. The
   hashes come from the index's own page, so one run on one machine is enough.
 - Packages in requirements/torch.txt have no hash, because their builds differ from index to index.
-- An index that offers fewer files of a version than the present lock has is refused, because the lock would lose files.
+- An index is refused if it lacks a file that the present lock has for the same version. The lock must not lose files.
 
     .venv/bin/python scripts/lock.py                  # after a change of pyproject.toml
     .venv/bin/python scripts/lock.py --upgrade rich   # the newest version that fits
@@ -188,9 +188,9 @@ def make_locks(index: str, upgrade: set[str]) -> None:
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description="Make the lock files in requirements/ anew.")
-    parser.add_argument("--upgrade", nargs="+", default=[], metavar="NAME", help="packages whose version may change")
+    parser.add_argument("--upgrade", nargs="+", default=[], metavar="NAME", help="let these packages get new versions")
     parser.add_argument(
-        "--index", default=os.environ.get("PIP_INDEX_URL", PUBLIC_INDEX), help="where the hashes are read"
+        "--index", default=os.environ.get("PIP_INDEX_URL", PUBLIC_INDEX), help="read the hashes from this index"
     )
     arguments = parser.parse_args()
     try:

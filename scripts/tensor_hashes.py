@@ -1,7 +1,7 @@
 """Print the SHA-256 of every tensor of a checkpoint, to show that a change of the code changed no number.
 
     python scripts/tensor_hashes.py RUN > before.json                 at the commit before the change
-    python scripts/tensor_hashes.py RUN --against before.json         after it; exit code 1 if a tensor differs
+    python scripts/tensor_hashes.py RUN --against before.json         after the change; exit code 1 if a tensor differs
     python scripts/tensor_hashes.py RUN --against before.json --names NAMES.json
 
 RUN is a run folder or a checkpoint folder. Both runs must have the same settings, machine and number of threads. The

@@ -1,7 +1,7 @@
-"""The shared code of the rivals in pandas, NumPy and Feast: the tables as frames, and one request in plain Python.
+"""This module holds the code that the rivals in pandas, NumPy and Feast share.
 
-This module turns the tables of `tackboard.bench.features.data` into frames and arrays in which position -1 is an
-unknown item. It also computes the features of one request that need no frame.
+It turns the tables of `tackboard.bench.features.data` into frames and arrays. In the frames and arrays of items,
+position -1 is an unknown item. The module also computes the features of one request that need no frame.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ Array = NDArray[Any]
 
 
 def frame(table: pa.Table) -> pd.DataFrame:
-    """Returns a table without vectors as a data frame. Strings are categoricals, ints with gaps are floats."""
+    """Returns a table as a data frame, without its columns of vectors.
+
+    Strings become categoricals. Ints become floats if some are missing.
+    """
     names = [name for name in table.column_names if not pa.types.is_fixed_size_list(table[name].type)]
     return table.select(names).to_pandas()
 
 
 def vectors(column: pa.ChunkedArray) -> NDArray[np.float32]:
-    """Returns vectors as an array [n + 1, width]. Missing vectors are zeros; the last stands for an unknown item."""
+    """Returns vectors as an array [n + 1, width]. Missing vectors are zeros. The last row is an unknown item."""
     array = column.combine_chunks()
     values = array.values.to_numpy(zero_copy_only=False).reshape(-1, WIDTH).copy()
     values[array.is_null().to_numpy(zero_copy_only=False)] = 0.0
@@ -41,7 +44,7 @@ class Frames:
         self.events, self.users, self.requests = frame(world.events), frame(world.users), frame(world.requests)
         self.rows, items = frame(world.rows), frame(world.items)
         self.item_index, self.user_index = pd.Index(items["item_id"]), pd.Index(self.users["user_id"])
-        # Adds an unknown item as the last row, so that position -1 finds missing values.
+        # The last row is an unknown item, so position -1 gives missing values.
         self.items = items.reindex(range(len(items) + 1))
         self.taste, self.embedding = vectors(world.users["taste"]), vectors(world.items["embedding"])
 

@@ -1,8 +1,8 @@
-"""The features that every rival of `tackboard bench features` computes, and the functions that all rivals share.
+"""This module lists the features that every rival of `tackboard bench features` computes, and holds shared functions.
 
-This module holds the names and types of the features, the limits of buckets, ids and vector arithmetic. Each rival
-computes the features in its own way. An answer is a pair: the features of requests and the features of candidates, each
-by name.
+It holds the names and types of the features, the limits of buckets, and functions for ids and vectors. Each rival
+computes the features in its own way. A rival's answer is a pair: the features of the requests by name, and the features
+of the candidates by name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ITEM_FEATURES = {
     "price_z": FLOAT, "price_bucket": INT, "log_views": FLOAT, "ctr_log_odds": FLOAT, "embedding_norm": FLOAT,
     "brand_id": INT, "is_sale": BOOL,
 }  # fmt: skip
-"""Features that depend on the item alone, so that contenders may compute them beforehand."""
+"""Features that depend on the item alone. Contenders that may prepare compute them beforehand."""
 PAIR_FEATURES = {
     "same_category": INT, "is_new": BOOL, "affordable": BOOL, "item_bucket": INT, "country_x_category": INT,
     "item_age_bucket": INT, "taste_match": FLOAT, "item_age_days": FLOAT, "in_top": BOOL,
@@ -56,7 +56,7 @@ def to_arrow(answer: tuple[Any, Any]) -> tuple[pa.Table, pa.Table]:
     requests, rows = answer
     if isinstance(requests, Mapping) and isinstance(requests["hour"], int):
         requests = {name: [value] for name, value in requests.items()}
-    # A type is given only for features that may be missing. The types of other features are compared too.
+    # A type is given only for features that may be missing. The types of all other features are compared too.
     types = {name: REQUEST_FEATURES[name] for name in ("last_click", "favourite", "top_items")}
     return (
         pa.table({name: pa.array(requests[name], type=types.get(name)) for name in REQUEST_FEATURES}),

@@ -1,11 +1,11 @@
-"""The features of `feature_list` as Feast on-demand feature views: a rival of `tackboard bench features`.
+"""This module computes the features of `feature_list` in Feast: a rival of `tackboard bench features`.
 
-It takes the tables and returns the answer of Feast to one request. It runs in the rivals' environment only
-(`make rivals`). There are two views, because all rows of a view have the same inputs. `of_request` has one row, and its
-inputs are the user's events as arrays. `of_candidates` has a row per candidate, and its inputs are the attributes of
-the item and the values of the request, repeated in every row. If contenders may prepare, features that depend on an
-item alone are stored features of the item, and the second view computes only features that depend on request and item.
-Three variants are measured:
+It takes the tables and returns Feast's answer to one request. It runs in the rivals' environment only (`make rivals`).
+The features are two on-demand feature views, because requests and candidates have different inputs. `of_request` has
+one row, and its inputs are the user's events as arrays. `of_candidates` has a row per candidate, and its inputs are the
+attributes of the item and the values of the request, repeated in every row. If contenders may prepare, the features
+that depend on an item alone are computed beforehand and stored with the item. The second view then computes only the
+features that depend on both request and item. Three variants are measured:
 
     python   `transform_dict` in native Python mode, with inputs already fetched, as lists
     pandas   `transform_arrow` in pandas mode for candidates, with inputs already fetched, as Arrow tables; the view of
@@ -81,7 +81,7 @@ HISTORY_FIELDS = {
 
 
 def fields(types: dict[str, Any]) -> list[Field]:
-    """Returns a schema."""
+    """Returns Feast's schema for names and types."""
     return [Field(name=name, dtype=FEAST_TYPES[kind]) for name, kind in types.items()]
 
 
@@ -103,7 +103,10 @@ def of_one_request(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def candidate_lists(inputs: dict[str, Any]) -> dict[str, list[Any]]:
-    """Computes features of the candidates from lists, in NumPy. If item features are given, only PAIR_FEATURES."""
+    """Computes features of the candidates from lists, in NumPy.
+
+    If the inputs hold item features, computes only PAIR_FEATURES.
+    """
     prepared = "category_id" in inputs
     numbers = ("price", "born") if prepared else NUMBERS
     items = {name: np.array(inputs[name], dtype=np.float64) for name in numbers}
@@ -131,7 +134,7 @@ def candidate_lists(inputs: dict[str, Any]) -> dict[str, list[Any]]:
 
 
 def candidate_frame(inputs: pd.DataFrame) -> pd.DataFrame:
-    """Computes features of the candidates from a frame, in pandas. If item features are given, only PAIR_FEATURES."""
+    """Does the same as `candidate_lists`, but in pandas and from a frame."""
     embedding = stacked(inputs["embedding"])
     embedding_square = squares(embedding)
     asked = inputs[list(ASKED_FIELDS)].iloc[0].to_dict()
@@ -190,7 +193,8 @@ def make_views(
 ) -> tuple[OnDemandFeatureView, OnDemandFeatureView]:
     """Returns the two views. The second view has the outputs `types`.
 
-    Each function imports the functions that it calls, because Feast stores its source text and runs it elsewhere.
+    Each function of a view imports the functions that it calls, because Feast stores the function's source text and
+    runs it elsewhere.
     """
     history = RequestSource(name="history", schema=fields(HISTORY_FIELDS))
 
@@ -274,7 +278,7 @@ def _as_bytes(vectors: pa.FixedSizeListArray) -> pa.Array:
 
 
 def open_store(folder: Path, items: pa.Table, *, prepared: bool) -> FeatureStore:
-    """Makes a feature store with a SQLite online store in `folder`, which holds the items and both views."""
+    """Makes a feature store in `folder` with a SQLite online store. It holds the items and both views."""
     stored = PREPARED_FIELDS if prepared else ITEM_FIELDS
     store = FeatureStore(
         config=RepoConfig(
@@ -326,7 +330,7 @@ class OnlineContender:
         self.of_request, self.of_candidates = make_views(variant, [source], types)
         places = {item_id: place for place, item_id in enumerate(known["item_id"].to_pylist())}
         lists = {name: items[name].to_pylist() for name in stored}
-        # Looks up the values that an online store would answer.
+        # Looks up the values that an online store would return.
         for request in self.requests:
             found = [places.get(item_id, len(known)) for item_id in request["item_ids"]]
             request["items"] = {name: [values[place] for place in found] for name, values in lists.items()}

@@ -1,4 +1,4 @@
-"""The features of `feature_list`, written by hand in NumPy: a rival of `tackboard bench features`.
+"""This module computes the features of `feature_list` in hand-written NumPy: a rival of `tackboard bench features`.
 
 It takes the tables as pandas frames (`feature_frames`) and returns a frame with a row per request and a frame with a
 row per candidate. It runs in the rivals' environment only (`make rivals`). It shows how much faster code becomes
@@ -120,7 +120,7 @@ def pair_features(
 
 
 def per_category(text: tuple[Array, Any], function: Any, dtype: Any, *, missing: Any) -> Array:
-    """Applies a function to strings, given as codes and categories. It is called once for each distinct string."""
+    """Applies a function to strings, given as codes and categories. Calls the function once per distinct string."""
     codes, categories = text
     used, places = np.unique(codes, return_inverse=True)
     values = [missing if code < 0 else function(categories[code]) for code in used]
@@ -228,9 +228,9 @@ class BatchContender(Frames):
 
 
 def _top(of: Array, item: Array, count: int) -> tuple[Array, Array]:
-    """Returns the five most frequent items of each request [count, 5], and the number of them, up to five [count].
+    """Returns up to five most frequent items of each request [count, 5], and how many there are [count].
 
-    Among equally frequent items the newer comes first.
+    Among equally frequent items, the newer item comes first.
     """
     clicks = pd.DataFrame({"of": of, "item": item, "place": np.arange(len(of))})
     groups = clicks.groupby(["of", "item"], sort=False)["place"].agg(["size", "max"]).reset_index()

@@ -1,11 +1,11 @@
-"""The features of `feature_list`, written by hand in pandas: a rival of `tackboard bench features`.
+"""This module computes the features of `feature_list` in hand-written pandas: a rival of `tackboard bench features`.
 
 It takes the tables as data frames (`feature_frames`) and returns a frame with a row per request and a frame with a row
-per candidate. It runs in the rivals' environment only (`make rivals`). It is tuned as an expert of pandas would do it,
-and each choice was measured. There is no `apply` and no loop over rows, and vectors are separate arrays. In a batch
-strings are categoricals, features that depend on an item alone are computed once per item and taken by position, and
-frames are merged with only the needed columns. For one request the values of the user are plain numbers, not frames of
-one row. Texts are plain strings, because a categorical would carry all its categories through every operation.
+per candidate. It runs in the rivals' environment only (`make rivals`). It is tuned as a pandas expert would tune it,
+and each choice was measured. There is no `apply` and no loop over rows, and vectors are separate arrays. In a batch,
+strings are categoricals. Features that depend on an item alone are computed once per item and taken by position. Frames
+are merged with only the needed columns. For one request, the values of the user are plain numbers, not frames of one
+row. Its texts are plain strings, because a categorical would carry all its categories through every operation.
 `features_numpy` measures code without frames.
 """
 
@@ -82,7 +82,7 @@ def pair_features(
 
 
 def mapped(texts: pd.Series, function: Any) -> Array:
-    """Applies a function to strings. It is called once per category of a categorical. A missing string counts as ""."""
+    """Applies a function to strings, once per category if they are categorical. A missing string counts as ""."""
     if isinstance(texts.dtype, pd.CategoricalDtype):
         values = [function(text) for text in texts.cat.categories]
         return np.array([*values, function("")])[texts.cat.codes]  # The code of a missing string is -1.
@@ -194,7 +194,7 @@ class BatchContender(Frames):
 
 
 def _top(clicks: pd.DataFrame) -> pd.Series:
-    """Returns the five most frequent items of each request as lists. Of equally frequent items the newer is first."""
+    """Returns the five most frequent items of each request as lists. Of equally frequent items, the newer is first."""
     groups = clicks.groupby(["request", "item_id"], sort=False)["order"].agg(["size", "max"]).reset_index()
     groups = groups.sort_values(["request", "size", "max"], ascending=[True, False, False])
     best = groups[groups.groupby("request").cumcount() < 5]
@@ -241,7 +241,7 @@ class OnlineContender:
             category_id = rows["category_id"]
         own |= pair_features(rows, item_ids, asked["request_ms"], asked["budget"], requests["country_id"], category_id)
         own["taste_match"] = cosines(dots(asked["taste"], embedding), squares(asked["taste"]), embedding_square)
-        # Categories are compared by code. Both columns have the same categories, and the code of a missing one is -1.
+        # Categories are compared by code. Both columns have the same categories, and a missing category has code -1.
         categories = events["category"].cat
         times = np.bincount(categories.codes + 1, minlength=len(categories.categories) + 1)
         times[0] = 0

@@ -1,10 +1,10 @@
-"""The features of `feature_list`, written by hand in Polars: a rival of `tackboard bench features`.
+"""This module computes the features of `feature_list` in hand-written Polars: a rival of `tackboard bench features`.
 
 It takes the tables as Polars frames and returns a frame with a row per request and a frame with a row per candidate. It
-runs in the rivals' environment only (`make rivals`). It is tuned as an expert of Polars would do it, and each choice
-was measured. Features that depend on an item alone are computed once per item, features of a request once per request,
-and both are gathered by position, not joined. Events and requests are joined on a dense integer, with only the needed
-columns. For features of clicks, the events are filtered before the join. Categories are compared by their codes.
+runs in the rivals' environment only (`make rivals`). It is tuned as a Polars expert would tune it, and each choice
+was measured. Features that depend on an item alone are computed once per item. Features of a request are computed once
+per request. Both are gathered by position, not joined. Events and requests are joined on a dense integer, with only the
+needed columns. For features of clicks, the events are filtered before the join. Categories are compared by their codes.
 Strings are hashed once per distinct string. A single request has no lazy plan, because the optimiser alone would take
 longer than the work.
 """
@@ -123,9 +123,9 @@ def click_expressions() -> list[pl.Expr]:
 
 
 def frequent_then_new(position: str) -> pl.Expr:
-    """Returns a number that is larger for a more frequent value, and among equally frequent values for a newer value.
+    """Returns a number to sort by: it is larger for a more frequent value.
 
-    Sorting by one number is twice as fast as sorting by two.
+    Among equally frequent values, it is larger for a newer value. Sorting by one number is twice as fast as by two.
     """
     return pl.len().cast(pl.Int64) * (1 << 32) + pl.col(position).max()
 
@@ -147,7 +147,7 @@ def bucketized(value: pl.Expr, limits: Iterable[float]) -> pl.Expr:
 
 
 def crossed(one: str, other: str) -> pl.Expr:
-    """Returns an id for each pair of ids."""
+    """Returns an id for each pair of ids of two columns."""
     return pl.map_batches([one, other], _cross, return_dtype=pl.Int64)
 
 
@@ -208,7 +208,7 @@ class BatchContender:
         return of_requests.select(*REQUEST_FEATURES), of_rows.select(*ITEM_FEATURES, *PAIR_FEATURES)
 
     def _with_history(self, requests: pl.LazyFrame) -> pl.LazyFrame:
-        """Adds to the requests all aggregations of the events that they see."""
+        """Adds to each request all aggregations of the events that the request sees."""
         asked = requests.select("request", "user", "request_ms")
         events, seen = self.events.lazy(), pl.col("received_ms") < pl.col("request_ms")
         age_ms = pl.col("request_ms") - pl.col("time_ms")

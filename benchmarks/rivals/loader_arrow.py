@@ -1,4 +1,4 @@
-"""Rival: a torch IterableDataset over Parquet row groups, tuned by hand, with a vectorised collate.
+"""This rival is a torch IterableDataset over Parquet row groups, tuned by hand, with a vectorised collate.
 
 Row groups are read in a shuffled order, a window of them at a time, with our window size. The segments of a window are
 shuffled together and gathered once. Then a batch only takes a slice of each column and calls the collate. There are two

@@ -1,15 +1,16 @@
-"""The rival of `tackboard bench pretrain`: the same model, loss and negatives in plain PyTorch.
+"""This module is the rival of `tackboard bench pretrain`: the same model, loss and negatives in plain PyTorch.
 
     python -m rivals.plain_pretrain SPEC.json
 
-The module reads a spec (`tackboard.bench.pretrain.contender.Spec`) and the file of batches that it names, trains, and
-prints its figures as one JSON object. It is written as a competent engineer would write it in a day:
+The module reads a spec (`tackboard.bench.pretrain.contender.Spec`) and the file of batches that the spec names. It
+trains, and prints its figures as one JSON object. It is written as a competent engineer would write it in a day:
 
 - `nn.Embedding` with sparse gradients for the tables, and `torch.optim.Adagrad`, which updates only the touched rows;
 - every distinct item of a batch is looked up once, as in Tackboard;
 - `nn.TransformerEncoder` (pre-norm) over a padded grid, with a causal mask and a key padding mask;
 - dense logits of all predictions and items, masked, and `cross_entropy`; the logQ weights are added to the logits;
-- AdamW over all parameters of a group at once, gradients clipped by their norm, the loss read every ten steps.
+- AdamW that updates all dense parameters at once (`foreach`), with gradients clipped by their norm;
+- the loss is read every ten steps.
 
 The rival has no loader: its batches lie in memory when the clock starts, which is to its advantage. It has no guard, no
 checkpoints and no metrics either. With the same parameters its first loss equals ours, which the bench checks.
@@ -161,7 +162,10 @@ def build(setting: dict[str, Any]) -> Any:
         def info_nce(
             self, predicting_PD: torch.Tensor, items_MD: torch.Tensor, batch: dict[str, torch.Tensor]
         ) -> torch.Tensor:
-            """Returns the mean cross entropy of each event's item against the drawn items, without own items."""
+            """Returns the mean cross entropy of each event's item against the drawn items.
+
+            Drawn items that the event's user engaged with in this batch are left out.
+            """
             negatives_K, items_N = batch["negatives"], batch["items"]
             lengths = batch["offsets"][1:] - batch["offsets"][:-1]
             rows_N = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)

@@ -1,1 +1,1 @@
-"""Pipelines run several commands that a user could also type. They read the result of each step from disk."""
+"""This package runs pipelines of commands that a user could also type. It reads each step's result from disk."""

@@ -1,4 +1,4 @@
-"""Shows the progress of a pipeline: a live line on a terminal, and one line per finished stage everywhere.
+"""Shows the progress of a pipeline: one line per finished stage and, on a terminal, a live line for the running stage.
 
 Everything goes to stderr, so that stdout holds only the JSON object that `--json` prints.
 """

@@ -4,8 +4,8 @@ Because each step has its own process, its peak memory can be measured, and a st
 waits for the step that it builds on. When time is up, or the program must stop, processes get SIGTERM. A process that
 trains then saves its state and ends, and the next call continues from that state. If this process dies, the processes
 of steps end in the same way. A process that dies of a signal (a crash, or the kernel's out-of-memory killer) is started
-again from its last checkpoint. The reason: several processes may share a GPU, and a fault of one process can kill all
-of them. The process of a step calls `run_step`.
+again from its last checkpoint. Such a death need not be the step's own fault: if processes share a GPU, a fault of one
+process can kill them all. The process of a step calls `run_step`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ NUM_TAIL_LINES = 50
 MAX_TRIES = 4
 """A step whose process dies of a signal is started at most this many times in one call."""
 LATE_S, LATE_SHARE = 60.0, 0.1
-"""No step starts in the last 60 s of the time limit, or in its last tenth if that is shorter, because such a step would
-soon have to stop."""
+"""No step starts in the last 60 s of the time limit, because it would soon have to stop. If a tenth of the time limit
+is shorter than 60 s, no step starts in the last tenth."""
 GRACE_S = 60.0
 """A stopped process may take this long to save its state. After that it is killed and loses unsaved work."""
 

@@ -1,4 +1,4 @@
-"""The results of a demo run as plain values. The pipeline fills them; the report, the bench and `--json` read them."""
+"""Holds the results of a demo as plain values. The pipeline fills them; the report, the bench and `--json` use them."""
 
 import math
 import platform
@@ -53,7 +53,7 @@ class Outcome:
 
     @property
     def gap_closed(self) -> float:
-        """How much of the gap in HR@10 between the better baseline and the oracle the model closes, as a share.
+        """The share of the gap in HR@10 between the better baseline and the oracle that the model closes.
 
         NaN if there is no gap. This happens only if the world is too small to judge a model.
         """

@@ -140,8 +140,8 @@ class Section:
         align: Sequence[Align] | None = None,
         strong_rows: Sequence[int] = (),
     ) -> None:
-        """Adds a table. `align` has a side per column; the default is left. Raises ValueError if `align` or a row has
-        another length than `columns`."""
+        """Adds a table. `align` has a side per column; the default is left. Raises ValueError if `align` or a row
+        does not have one entry per column."""
         sides = list(align or ["left"] * len(columns))
         for row in [sides, *rows]:
             if len(row) != len(columns):

@@ -277,7 +277,7 @@ def dot_chart(
     step, top = 26, 16 + 17 * len(marks)
     bottom = top + step * len(rows) + 8
     left = 24 + max(len(row.name) for row in rows) * FONT_SIZE * BOLD_CHARACTER_WIDTH
-    # Leaves room for half of the label of the last tick, which lies to the right of the axis.
+    # The label of the last tick is centred on the end of the axis, so half of the label needs room to the right.
     right = width - 24
     axis = _axis(values, left, right, count=8)
     parts = _columns(axis, top, bottom)

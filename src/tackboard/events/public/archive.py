@@ -1,7 +1,7 @@
 """This module finds a downloaded file by its name in zip archives, folders and single files, and returns its bytes.
 
-Decided: a file is found by the publisher's name, wherever it lies in the archive or folder, so users may unpack a
-download or not. Files that end in `.gz` or `.zst` are decompressed.
+Decided: a file is found by the publisher's name, wherever it lies in the archive or folder. So a download can be used
+packed or unpacked. Files that end in `.gz` or `.zst` are decompressed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """This module reads Deskdrop, a log of what employees of CI&T did with articles in twelve months of 2016 and 2017.
 
 Rules: the action is eventType in lower case (view, like, bookmark, comment_created, follow). Times in the file are
-seconds. A session is not a request, so the session id becomes a field `session`. The other fields are `user_agent`,
-`region` and `country`. In these, empty text means missing. Events of one user at the same time keep the file's order.
+seconds. The session id becomes a field `session`, because a session is not a request. The fields `user_agent`, `region`
+and `country` are missing where the file has empty text. Events of one user at the same time keep the file's order.
 """
 
 from __future__ import annotations

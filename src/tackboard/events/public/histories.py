@@ -2,10 +2,10 @@
 
 Rules: there is one action, `event`. The files of S3-Rec and TiCoSeRec have one line per user, `user item item …`, with
 the oldest item first. The files of SASRec and BERT4Rec have one line per event, `user item`. TiCoSeRec also has a file
-of times, with one time per item in the same places. These times are in seconds, but exact only to the day. The other
-papers give no times, so times are made up from the order. S3-Rec gives each item attributes as numbers, which become a
-list `attributes`. Events at the same time keep the order of the file. Each paper numbered its items in its own way, so
-item 7 of one dataset is not item 7 of another dataset.
+of times in the same layout, with a time in place of each item. These times are in seconds, but exact only to the day.
+The other papers give no times, so times are made up from the order. S3-Rec describes each item by numbers, which become
+a list `attributes`. Events at the same time keep the order of the file. Each paper numbered its items in its own way,
+so item 7 of one dataset is not item 7 of another dataset.
 """
 
 from __future__ import annotations

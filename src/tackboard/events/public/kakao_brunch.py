@@ -3,9 +3,9 @@
 Rules: there is one action, `read`. The files give times only by the hour, in Korean time (UTC+9), so a time is the
 beginning of an hour. Two forms of the data can be read. The hourly form, from the competition, is a folder `read` with
 one file per hour, such as `2018100100_2018100101`. A line has a user and then the articles in the order of reading, and
-ids are text. The compact form is reads.parquet (user, item, hour since 2018-10-01) with items.txt.zst, whose n-th line
-names item n - 1. In the compact form, ids are integers, and an item's attributes are `article` and `author`. Reads of
-one user in the same hour keep the publisher's order. One read in five repeats the previous read, and all are kept.
+ids are text. The compact form is reads.parquet (user, item, hour since 2018-10-01) with items.txt.zst, whose first line
+names item 0. In the compact form, ids are integers, and an item's attributes are `article` and `author`. Reads of one
+user in the same hour keep the publisher's order. One read in five repeats the previous read. The repeats are kept.
 """
 
 from __future__ import annotations

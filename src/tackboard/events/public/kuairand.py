@@ -1,6 +1,6 @@
-"""This module reads a sample of KuaiRand-27K: liked and hated videos, at least 15 events per user and per video.
+"""This module reads a sample of KuaiRand-27K: liked and hated videos, with at least 15 events per user and per video.
 
-Rules: the action is `like` (label 1) or `hate` (label 0). Times are ms. The other signals are fields. `is_click`,
+Rules: the action is `like` (label 1) or `hate` (label 0). Times are ms. Other signals become fields. `is_click`,
 `is_follow`, `is_comment`, `is_forward`, `is_profile_enter` and `long_view` are 0 or 1. `play_time_ms`, `duration_ms`
 and `comment_stay_ms` are in ms. The sample has no surface, because it lacks KuaiRand's column `tab`. Events of one user
 at the same time keep the order of the file.

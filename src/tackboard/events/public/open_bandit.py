@@ -1,12 +1,12 @@
 """This module reads the small version of Open Bandit, a log of fashion items that two policies showed.
 
-Rules: the publisher gives no user ids, so each impression gets a new user, with four hashed features as attributes,
-and a new request. The action is `click` or `impression`. The surface is the campaign (all, men, women). Positions 1 to
-3 become 0 to 2. Each campaign numbers its items from 0, so item 3 of `men` gets the id `men-3`. The fields are `policy`
-(bts or random), `propensity`, and `affinity`, which is the user-item affinity of the shown item. Affinities of other
-items are left out. The numeric item feature is kept as `feature_0`. The hashed item features are left out, because they
-differ between the folders of the two policies. Times are the times of the impressions, which the files give in µs. Rows
-are sorted by policy, then by campaign. Rows of the same policy and campaign keep the order of the file.
+Rules: the publisher gives no user ids, so each impression gets a new user and a new request. The user's attributes are
+four hashed features. The action is `click` or `impression`. The surface is the campaign (all, men, women). Positions 1
+to 3 become 0 to 2. Each campaign numbers its items from 0, so item 3 of `men` gets the id `men-3`. The fields are
+`policy` (bts or random), `propensity`, and `affinity`, which is the user-item affinity of the shown item. Affinities of
+other items are left out. The numeric item feature is kept as `feature_0`. The hashed item features are left out,
+because they differ between the folders of the two policies. An event's time is the time of the impression, which the
+files give in µs. Rows are sorted by policy, then by campaign, then by their order in the file.
 """
 
 from __future__ import annotations
@@ -88,5 +88,5 @@ OPEN_BANDIT = PublicDataset(
     terms="CC BY 4.0; the repository is Apache-2.0",
     counts=PublishedCounts(users=60_000, items=160, events=60_000),
     read=read_open_bandit,
-    note="there are no user ids: every impression is a user of its own; fewer than 300 clicks",
+    note="there are no user ids: every impression gets its own user; fewer than 300 clicks",
 )

@@ -1,8 +1,8 @@
 """This module holds the code that all public datasets share: it imports a publisher's files as canonical events.
 
 Decided: every row of the publisher is kept, even exact repeats, because published results include the repeats. The
-published numbers of users, items and events are known, and files with other numbers raise DataError. So an import
-holds all published data except forgotten users. In all datasets, rows of the same user and time keep their order.
+published numbers of users, items and events are known, and files with other numbers raise DataError. So an import holds
+all published data, except users on the list of forgotten users. Rows of the same user and time keep their order.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Rules: a line holds a history and the item that the user buys next. Each line becomes a separate user, such as `train-7`
 or `test-7`, because the publisher does not say which lines belong to the same user. A long history comes as several
 lines of growing length, so the same events occur under several users. Action 0 is `buy`, 1 is `cart`, 2 is `view`.
-Action 3 is not documented and becomes `type_3`. The last event of a user is a `buy` of the bought item. The publisher
-gives an order but no times, so times are made up.
+Action 3 is not documented and becomes `type_3`. Each user's last event is the `buy` of the item that the line gives as
+bought next. The publisher gives an order but no times, so times are made up.
 """
 
 from __future__ import annotations

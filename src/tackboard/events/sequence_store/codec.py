@@ -1,9 +1,9 @@
-"""Converts columns of chunks, buffered events and heads of users to bytes and back (see `Head` and `merging`).
+"""Converts the stored parts of a user (head, buffered events, columns of chunks; see `merging`) to bytes and back.
 
 A column has a header, a bitmap if values are missing, and the values. Integers are stored as their distance from the
-smallest value, in the narrowest unsigned type that fits. A string column holds its own dictionary, so that text that
-a user typed is deleted with the user. A buffered event is packed into bytes without its times; two events with the same
-time are equal if and only if their bytes are equal. Numbers are little-endian. Malformed bytes raise CorruptFileError.
+smallest value, in the narrowest unsigned type that fits. A string column holds its own dictionary. So the user's texts
+are deleted with the user. A buffered event is packed into bytes without its times; two events with the same time are
+equal if and only if their bytes are equal. Numbers are little-endian. Malformed bytes raise CorruptFileError.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""This module defines the settings of a sequence store, which are fixed when the store is made, and its columns."""
+"""This module defines the settings and the columns of a sequence store. They are fixed when the store is made."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class StoreConfig:
     """The settings declare a store's columns and limit the number of events that it keeps for each user."""
 
     fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Maps the name of each further column to its kind: `int`, `float`, `bool` or `string`. If the store is to keep
-    `request` and `position`, they are declared here."""
+    """Maps the name of each further column to its kind: `int`, `float`, `bool` or `string`. Declare `request` and
+    `position` here if the store should keep them."""
     max_events: int = 16_000
     """Largest number of events that the store keeps for a user. The store drops the oldest events first."""
     max_recent: int = 64

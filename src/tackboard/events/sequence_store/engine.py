@@ -1,4 +1,4 @@
-"""This module defines what an engine of the sequence store does. It stores tables, and three parts for each user.
+"""This module defines what an engine of the sequence store does. An engine stores tables, and three parts per user.
 
     notes, gone, words:action, words:surface    key → value
     a user                                      head, buffered events, columns of chunks
@@ -41,7 +41,7 @@ class Fetched(NamedTuple):
     """The data of one user that an engine returns. The buffered events still have their seals."""
 
     stamp: bytes | None
-    """A value that changes when events move to other chunks. None on SQLite, and perhaps for a user without chunks."""
+    """Changes when events move to other chunks. Always None on SQLite, and may be None for a user without chunks."""
     head: Head
     recent: list[SealedEvent]
 
@@ -80,7 +80,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def _reading(self) -> contextlib.AbstractContextManager[None]:
-        """Wraps reads. The engine's errors become Tackboard errors. On SQLite, all reads inside see the same state."""
+        """Wraps reads. The engine's errors become Tackboard errors. On SQLite, all reads of a block see one state."""
 
     @abc.abstractmethod
     def _get(self, table: str, keys: Sequence[Any]) -> list[bytes | None]:

@@ -1,4 +1,4 @@
-"""The interface to stored user sequences is the same for every engine (SQLite or Redis).
+"""This module defines the interface to stored user sequences, which is the same for every engine (SQLite or Redis).
 
 A store takes events, one at a time or in bulk, and returns the events of one or many users as columns. An engine is a
 key-value store. It fetches bytes, and writes each `Update` all or nothing. Everything else is the same for all
@@ -65,7 +65,7 @@ UNKNOWN_CODE = 1 << 31
 USERS_PER_CALL = 256
 """Number of users whose events are fetched at once."""
 STEP_S = 0.02
-"""Seconds after which work on many users is committed, so that other writers wait only briefly."""
+"""Work on many users is committed after about this many seconds, so that other writers wait only briefly."""
 DAY_MS = 24 * 3600 * 1000
 MAX_DAYS = 36_500
 Edit = Callable[[int, State], Change | None]
@@ -371,7 +371,7 @@ class SequenceStore(Engine):
         """Returns `columns`, a batch of events, with each action and surface replaced by its code in the store.
 
         New names get codes in the store. If `is_changing` is False, nothing is written, and new names get temporary
-        codes. `name_of` knows the names of temporary codes until the next call.
+        codes. `name_of` knows the names of temporary codes until the next call of `coded`.
         """
         codes: dict[str, dict[str, int]] = {}
         for kind in NAMED:
@@ -399,7 +399,7 @@ class SequenceStore(Engine):
         return hashlib.blake2b(user_id.to_bytes(8, "little", signed=True), key=self.seals.salt, digest_size=16).digest()
 
     def _state(self, user_id: int) -> State:
-        """Returns a user's state. Its `load` raises MovedError if a writer has moved events to other chunks."""
+        """Returns a user's state. Its `load` raises MovedError if a writer moved events to other chunks meanwhile."""
         (found,) = self._fetch([user_id])
         return State(found.head, self._open_recent(user_id, found), self._loader(user_id, found.stamp))
 

@@ -171,9 +171,9 @@ def _buffer(state: State, new: Columns, config: StoreConfig, codec: RowCodec) ->
 def fits_buffer(head: Head, load: Load, times: Integers, config: StoreConfig) -> bool:
     """Returns whether events with these times can go into the buffer without a merge.
 
-    The buffer must have room, and no event in a chunk may have one of these times. If the user would have more events
-    than the cap, the buffer may hold no late events (events that are older than an event in a chunk), because readers
-    skip events beyond the cap only at the beginning of the oldest chunks.
+    The buffer must have room, and no event in a chunk may have one of these times. A late event is older than an event
+    in a chunk. If the user would have more events than the cap, the buffer may hold no late events. The reason: readers
+    skip events beyond the cap only in the oldest chunks, not in the buffer.
     """
     oldest, until = int(times.min()), head.chunked_until_ms
     if head.num_recent + len(times) > config.recent_limit:

@@ -4,12 +4,12 @@ The store is verified first, so that contradictory data does not get a seal. An 
 transaction. If the command is killed, the file is unchanged, and the next call starts from the beginning. On Redis,
 each user is rewritten all or nothing. If the command is killed, the store cannot be opened until the same command runs
 again; it continues with the remaining users. On Redis the command needs memory for the events of one user. For a file
-the command needs memory for SQLite's cache, and for a while twice the disk space of the file. If a
-correction (correction.py) is unfinished, its notes on its progress are dropped, and it begins again.
+the command needs memory for SQLite's cache, and for a while twice the disk space of the file. The notes on the progress
+of an unfinished correction (correction.py) are dropped, so the next correction starts from the beginning.
 
 Decided: migration is an explicit command, because an older tackboard cannot read the store afterwards. A process that
-still runs an older version gets an error, because the tables of a file have new names, and on Redis a key that an older
-version reads has another type.
+still runs an older version gets an error: the tables of a file have new names, and on Redis a key that older versions
+read has another type.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The engine for several hosts keeps sequences on a Redis server. `merging` explains a user's chunks and buffer.
+"""This engine keeps sequences on a Redis server, which several hosts can use. `merging` explains chunks and buffers.
 
     PREFIX:meta                     format version, settings
     PREFIX:words:action | surface   names and their codes
@@ -349,7 +349,7 @@ class RedisStore(SequenceStore):
         self._append_script(keys=keys, args=arguments, client=pipe)
 
     def _append_slowly(self, user: int, places: Integers, columns: Columns) -> tuple[int, int]:
-        """Merges late events and events that overfill the buffer; returns the numbers of added and refused events."""
+        """Adds events that the script did not add (such as late events); returns how many were added and refused."""
         counts = (0, 0)
 
         def edit(user_id: int, state: State) -> Change | None:

@@ -5,8 +5,8 @@ rows to other pages and leaves copies in the old pages: after 97 of 960 deletion
 the deleted user. These copies lie between a page's list of cells and its first cell. SQLite never reads them, so a kill
 while zeros are written does no harm to the file.
 
-Decided: the caller holds the write lock and the write-ahead log is empty, so the file alone holds all data. Afterwards
-the caller changes a value in the database. This makes every other connection drop its cached pages.
+Decided: the caller must hold the write lock, and the write-ahead log must be empty, so that the file alone holds all
+data. Afterwards the caller must change a value in the database, so that other connections drop their cached pages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tackboard.core.errors import StorageError
 
 PAGES_PER_READ = 2048
 MOST_PAGES = 1 << 25
-"""From this many pages (128 GiB at 4 KiB) on, the first byte of an overflow page may look like a tree page's type."""
+"""A file must have fewer pages than this (128 GiB at 4 KiB), else an overflow page may begin like a tree page."""
 _FIRST_HEADER = 100
 _INTERIOR, _LEAF = (2, 5), (10, 13)
 _descriptors: dict[tuple[int, int], int] = {}

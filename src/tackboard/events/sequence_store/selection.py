@@ -1,4 +1,4 @@
-"""This module takes a user's directory and buffer and returns the requested columns, reading as few bytes as possible.
+"""This module selects the events and columns of a user that a read asks for, and reads as few bytes as possible.
 
 A read goes from the newest chunk to the oldest until it has enough events. It reads only the requested columns of a
 chunk. It also reads time_ms if a bound of the time range lies inside the chunk, or if the buffer has late events. It
@@ -71,7 +71,7 @@ def select(head: Head, recent: Columns | None, query: Query, config: StoreConfig
         recent = None if not wanted.any() else recent if wanted.all() else take(recent, wanted)
     is_late = recent is not None and int(recent["time_ms"].values[0]) < head.chunked_until_ms
     num_recent = 0 if recent is None else num_rows(recent)
-    # If the buffer has late events, all its events may be too old for `last`, so the chunks alone must have enough.
+    # If the buffer has late events, the newest `last` events may all be in chunks, so `last` events are read from them.
     num_wanted = None if query.last is None else query.last - (0 if is_late else num_recent)
     picked = yield from _pick(head, query, num_wanted, config)
     names = list(dict.fromkeys([*query.fields, *(["time_ms"] if is_late else [])]))
@@ -110,7 +110,7 @@ class _Picked:
 
 
 def _pick(head: Head, query: Query, num_wanted: int | None, config: StoreConfig) -> Generator[Request, Blobs, _Picked]:
-    """Picks the newest chunks that together have `num_wanted` events for `query`. None means all events."""
+    """Picks the newest chunks that together have `num_wanted` events that match `query`. None means all."""
     picked = _Picked()
     hidden = max(0, head.num_events - config.max_events)
     starts = np.cumsum(head.chunks[:, NUM_EVENTS]) - head.chunks[:, NUM_EVENTS]

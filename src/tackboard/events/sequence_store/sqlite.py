@@ -1,4 +1,4 @@
-"""The embedded engine keeps a store in one SQLite file. `merging` explains a user's chunks and buffer.
+"""This embedded engine keeps a store in one SQLite file. `merging` explains a user's chunks and buffer.
 
     heads      user → head: numbers of events, and the directory of chunks
     buffer     user, time, event → time received, arrival number; duplicates have equal keys
@@ -8,7 +8,7 @@
     settings   settings; notes on the progress of work that is done in steps
 
 Every value has a seal, which is a checksum (see `sealing`). SQLite's own pages around the values have no seal, so a
-damaged page may hide rows. Therefore a user without a head must have no other rows, and `check_engine` makes SQLite
+damaged page may hide rows. Therefore it is an error if a user has rows but no head, and `check_engine` makes SQLite
 check all pages. The tables of version 1 have other names. A process that still runs an older tackboard therefore stops
 when its store is migrated, instead of writing values without seals.
 

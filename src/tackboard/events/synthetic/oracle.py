@@ -1,7 +1,7 @@
-"""The oracle predicts the next item of a synthetic world with exact probabilities, computed from the world's config.
+"""This module is the oracle of a synthetic world: it computes the exact probabilities of the next item.
 
-The oracle knows the world's rules and the latent state just before an event: the interests, the session's topic so far,
-whether a session starts, the time, and the recent items. It does not know the random draws that follow. Its
+The oracle knows the world's config and the latent state just before an event: the interests, the session's topic so
+far, whether a session starts, the time, and the recent items. It does not know the random draws that follow. Its
 probabilities are the closed form of `world.draw_items`, summed over the topics that the session may get. A model sees
 only events, so no model can be expected to beat the oracle. Evaluation reports how close a model comes to the oracle.
 """
@@ -58,7 +58,7 @@ def oracle_scores(config: WorldConfig, user_ids: Ints, event_index: Ints | int, 
 def latent_states(
     config: WorldConfig, catalogue: WorldItems, users: Ints, index: Ints
 ) -> list[tuple[Ints, LatentState]]:
-    """Returns the state before event `index[i]` of user `users[i]`, for each i, in groups: (values of i, their states).
+    """Finds, for each i, the state before event `index[i]` of user `users[i]`. Returns groups (values of i, states).
 
     All states of a group have the same event index, because their windows of recent items must be equally long.
     """

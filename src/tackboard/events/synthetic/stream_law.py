@@ -1,8 +1,8 @@
-"""The law of an endless stream of events: draws the events and gives their exact probabilities, without stored tables.
+"""This module is the law of an endless stream of events: it draws the events and gives their exact probabilities.
 
-The law takes users and returns their events. It also takes items and returns their probabilities. Every event is a
-function of (seed, user, position), so any part of the stream can be made alone, on any machine, for hundreds of
-millions of items.
+The law takes users and returns their events. It also takes items and returns their probabilities. It stores no tables:
+every event is a function of (seed, user, position). So any part of the stream can be made alone, on any machine, for
+hundreds of millions of items.
 
     topic of a user    stay with probability `stay`; go to the next topic of the ring with `advance`; else jump anywhere
     topic of an event  the user's topic; with probability `noise` any topic, and the user's topic does not change
@@ -11,12 +11,12 @@ millions of items.
 Zipf's law here is the density (1 + x)^−exponent, cut into whole ranks: P(rank) is the integral from rank to rank + 1.
 So a rank is drawn by inverting the integral, and its probability is a difference, both in closed form. All topics are
 equally popular, hence an item's share of all events is P(rank) / topics. So the popularity over the whole catalogue
-also follows Zipf's law, except that the first `topics` items are all equally popular.
+also follows Zipf's law, except that the items of the same rank, one per topic, are all equally popular.
 
 An event's item reveals the event's topic, but not whether the event was noise. `next_topics` returns the exact
 probability of the next event's topic given all earlier events. It is the forward filter of this hidden Markov chain. No
-model that reads the same events can predict better. Decided: the topics lie on a ring, because the topic after any
-number of moves is then a sum, and a walk needs no loop over positions.
+model that reads the same events can predict better. Decided: the topics lie on a ring. So the topic after any number of
+moves is a sum, and the topics of all events can be computed without a loop over positions.
 
 Shapes: U users, N events end to end, T topics, M items.
 """
@@ -41,7 +41,7 @@ USER_STREAM, ID_STREAM, SAMPLE_STREAM = 61, 62, 63
 LENGTH, MOVE, JUMP, IS_NOISE, NOISE, RANK = range(1, 7)
 """Purposes of the draws of one event; each purpose has its own bits."""
 MAX_ITEMS = (1 << 31) - 1
-"""The largest number of items: products of two numbers of items must fit into 63 bits."""
+"""The largest number of items: the product of two item numbers must fit into 63 bits."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,14 +140,14 @@ class StreamLaw:
         """Returns the log of each item's share of the events of its topic."""
         first = self._numbers(item_ids) // self.config.num_topics + 1.0
         power = 1.0 - self.config.zipf_exponent
-        # The log of the integral from rank to rank + 1. It avoids subtracting two nearly equal numbers.
+        # This is the log of the integral from rank to rank + 1, without a difference of two nearly equal numbers.
         grown = np.log1p(1.0 / first)
         if power:
             grown = np.expm1(power * grown) / power
         return np.asarray(power * np.log(first) + np.log(grown) - math.log(self._total))
 
     def next_topics(self, item_ids: Ints, offsets: Ints) -> Floats:
-        """Returns the probability of each topic of each user's next event, given all events of the user [U, T].
+        """Returns the probability that each user's next event has each topic, given all events of the user [U, T].
 
         User u has the events offsets[u] to offsets[u + 1] - 1; a user may have none.
         """
@@ -232,5 +232,5 @@ class StreamLaw:
 
 
 def _uniform(states: NDArray[np.uint64], purpose: int) -> Floats:
-    """Returns a number in [0, 1) for each state, which only this purpose uses."""
+    """Returns a random number in [0, 1) for each state. Each purpose gets its own numbers."""
     return np.asarray((mix64(states, purpose) >> np.uint64(11)).astype(np.float64) * 2.0**-53)

@@ -3,8 +3,8 @@
 Users have interests that drift, a taste for styles and their own pace. Items have topics, styles, popularity, births
 and links. docs/synthetic-world.md describes the process, and `oracle.py` computes its exact next-item probabilities.
 Decided: every random draw is a function of the seed and a key, such as (purpose, user, event index). So a user's events
-do not depend on other users, users can be generated in any chunks or alone, and the same config gives the same bytes
-forever. The code loops over event indices, and draws the events of one index for all users at once.
+do not depend on other users, and users can be generated alone or in chunks of any size. The same config gives the same
+bytes forever. The code loops over event indices, and draws the events of one index for all users at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DRAWS = (
 )  # fmt: skip
 _COLUMN = {name: column for column, name in enumerate(_DRAWS)}
 _ITEM_DRAWS = 4
-"""Number of uniform draws per item. One picks the mechanism, one picks its item, and two pick an item of the topic."""
+"""Number of uniform draws per item: one for the mechanism, one for its item, and two for an item of the topic."""
 
 
 @dataclass

@@ -60,7 +60,7 @@ class WorldConfig:
     style_spread: float = 1.2
     """A user's affinity to a style is exp(style_spread × standard normal)."""
     drift_probability: float = 0.1
-    """Chance, at each session start, that one slot drifts, which means that its topic is drawn again."""
+    """Chance that one slot drifts at a session start. To drift means that the topic of the slot is drawn again."""
     drift_near_share: float = 0.8
     """Share of drifts that go to a neighbouring topic on the ring. Other drifts go to any topic, even the old one."""
 
@@ -82,9 +82,9 @@ class WorldConfig:
     repeat_probability: float = 0.07
     """Chance that an event repeats one of the user's recent items, if at least one recent event was not a hide."""
     link_probability: float = 0.45
-    """Chance, inside a session and not after a hide, that an event follows a link, if the linked item is born."""
+    """Chance that an event follows a link. This happens only inside a session, not after a hide, and to born items."""
     explore_probability: float = 0.12
-    """Chance that an event explores, which means that its item is drawn from all topics, by popularity.
+    """Chance that an event explores. To explore means to draw the item from all topics, by popularity.
 
     If an event does not repeat, follow a link or explore, its item is drawn from the session's topic.
     """
@@ -93,7 +93,7 @@ class WorldConfig:
     repeat_decay: float = 0.9
     """A repeat picks the event of age a with weight repeat_decay ** a, or with weight 0 if the event was a hide."""
     switch_probability: float = 0.25
-    """Chance, before each event inside a session, that the session's topic is drawn again from the interests."""
+    """Chance that the session's topic is drawn again from the interests before an event inside the session."""
     switch_after_hide_probability: float = 0.6
     """Replaces switch_probability if the previous event was a hide."""
 
