@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tackboard.cli.sequences import without_password
+
 if TYPE_CHECKING:
     from tackboard.data.request_layout import Labelled
     from tackboard.events.dataset import Dataset
@@ -346,7 +348,7 @@ def data_forget(
             for folder, one in zip(folders, listed, strict=True)
         ],
         "stores": [
-            {"store": _without_password(url), "num_found": num_found(had), "num_events_removed": sum(had.values())}
+            {"store": without_password(url), "num_found": num_found(had), "num_events_removed": sum(had.values())}
             for url, had in zip(store, removed, strict=True)
         ],
     }
@@ -382,11 +384,6 @@ def _forget_lines(answer: dict[str, Any]) -> list[str]:
                 f"tackboard data retain {one['dataset']} --prune"
             )
     return lines
-
-
-def _without_password(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}" if separator else url
 
 
 def _forget_in_store(url: str, user_ids: list[int]) -> dict[int, int]:

@@ -22,6 +22,12 @@ Store = Annotated[str, typer.Argument(help="Use the store at this path, or at re
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
+def without_password(url: str) -> str:
+    """Returns the address of a store as it may be shown: a URL without user name and password."""
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}" if separator else url
+
+
 @app.command("create")
 def sequences_create(
     store: Store,
@@ -42,7 +48,7 @@ def sequences_create(
             )
         fields[name] = kind
     create_store(store, StoreConfig(fields=fields, max_events=max_events)).close()
-    typer.echo(f"made {store}: it keeps at most {max_events:,} events of each user")
+    typer.echo(f"made {without_password(store)}: it keeps at most {max_events:,} events of each user")
 
 
 @app.command("append")
@@ -80,7 +86,8 @@ def sequences_append(
         if is_new:
             # The fields of a store are fixed when it is made, and the first JSON lines may not show all fields.
             raise UsageError(
-                f"{store} does not exist", fix=f"tackboard sequences create {store} --field dwell_ms=int …"
+                f"{without_password(store)} does not exist",
+                fix=f"tackboard sequences create {without_password(store)} --field dwell_ms=int …",
             )
         with open_store(store) as opened:
             if str(file) == "-":
@@ -111,11 +118,11 @@ def sequences_append(
 
 def _print_appended(store: str, answer: Appended, report: ImportReport | None, *, is_new: bool, as_json: bool) -> None:
     if as_json:
-        content = {"store": store, "is_new": is_new, **dataclasses.asdict(answer)}
+        content = {"store": without_password(store), "is_new": is_new, **dataclasses.asdict(answer)}
         typer.echo(json.dumps(content | ({} if report is None else {"report": dataclasses.asdict(report)})))
         return
     lines = [
-        f"store        {store}{' (made)' if is_new else ''}",
+        f"store        {without_password(store)}{' (made)' if is_new else ''}",
         f"appended     {answer.num_events:>12,}",
         f"held already {answer.num_duplicates:>12,}  duplicates: dropped",
     ]
@@ -207,7 +214,7 @@ def sequences_correct(
     kinds = ("missing", "extra", "different")
     if json_output:
         content = {
-            "store": store,
+            "store": without_password(store),
             "snapshot": str(dataset.path),
             "is_changed": not compare_only,
             **{name: getattr(report, name) for name in ("horizon_ms", "num_users", "num_changed_users")},
@@ -234,7 +241,7 @@ def sequences_stats(
     from tackboard.events.sequence_store import open_store
 
     with open_store(store) as opened:
-        content = {"store": store, **opened.stats(), "settings": dataclasses.asdict(opened.config)}
+        content = {"store": without_password(store), **opened.stats(), "settings": dataclasses.asdict(opened.config)}
     if json_output:
         typer.echo(json.dumps(content))
         return
@@ -256,7 +263,11 @@ def sequences_retain(
 
     with open_store(store) as opened:
         num_dropped = opened.retain(days)
-    typer.echo(json.dumps({"store": store, "num_dropped": num_dropped}) if json_output else f"dropped {num_dropped:,}")
+    typer.echo(
+        json.dumps({"store": without_password(store), "num_dropped": num_dropped})
+        if json_output
+        else f"dropped {num_dropped:,}"
+    )
 
 
 @app.command("migrate")
@@ -272,9 +283,11 @@ def sequences_migrate(
     report = migrate_store(store)
     if json_output:
         found = {} if report is None else dataclasses.asdict(report)
-        typer.echo(json.dumps({"store": store, "is_changed": report is not None, **found}))
+        typer.echo(json.dumps({"store": without_password(store), "is_changed": report is not None, **found}))
     elif report is None:
-        typer.echo(f"{store} has format version {FORMAT_VERSION} already; nothing was changed")
+        typer.echo(f"{without_password(store)} has format version {FORMAT_VERSION} already; nothing was changed")
     else:
         held = f"{counted(report.num_users, 'user')}, {counted(report.num_events, 'event')}"
-        typer.echo(f"{store} has format version {FORMAT_VERSION} now: {held}, each block with a checksum")
+        typer.echo(
+            f"{without_password(store)} has format version {FORMAT_VERSION} now: {held}, each block with a checksum"
+        )

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from tackboard.cli.data import _without_password
 from tackboard.core.hashing import string_id
 from tackboard.data.request_layout import read_requests
 from tackboard.events.dataset import open_dataset
@@ -238,12 +237,6 @@ def test_forget_tells_of_a_user_who_occurs_nowhere(tackboard: Program, two_users
     result = tackboard("data", "forget", *names, *places, "--json").json()
     assert (result["num_users"], result["num_found"]) == (2, 1)
     assert (result["datasets"][0]["num_found"], result["stores"][0]["num_found"]) == (1, 0)
-
-
-def test_a_password_is_not_shown() -> None:
-    assert _without_password("redis://me:secret@host:6379/0") == "redis://host:6379/0"
-    assert _without_password("redis://host:6379/0") == "redis://host:6379/0"
-    assert _without_password("stores/a@b.db") == "stores/a@b.db"
 
 
 @pytest.mark.parametrize(

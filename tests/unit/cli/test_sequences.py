@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tackboard.cli.sequences import without_password
 from tackboard.core.hashing import string_id
 from tackboard.events.sequence_store import StoreConfig, create_store, open_store
 
@@ -154,3 +155,9 @@ def test_migrate_gives_an_old_store_its_checksums_once(tackboard: Program, path:
     assert tackboard("sequences", "migrate", path, "--json").json() == {"store": str(path), "is_changed": False}
     assert "nothing was changed" in tackboard("sequences", "migrate", path).out
     assert tackboard("verify", path).out == f"{path}: sequence store intact, 2 users, 30 events\n"
+
+
+def test_a_password_is_not_shown() -> None:
+    assert without_password("redis://me:secret@host:6379/0") == "redis://host:6379/0"
+    assert without_password("redis://host:6379/0") == "redis://host:6379/0"
+    assert without_password("stores/a@b.db") == "stores/a@b.db"
