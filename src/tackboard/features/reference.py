@@ -255,7 +255,7 @@ def _joined(kinds: Iterable[str]) -> str:
     """Returns the names of kinds as a short text, for example `number or string`."""
     left = list(kinds)
     if len(absent := [kind for kind in SCALARS if kind not in left]) == 1:
-        left = [f"scalar but {absent[0]}", *(kind for kind in left if kind not in SCALARS)]
+        left = [f"scalar except {absent[0]}", *(kind for kind in left if kind not in SCALARS)]
     for group, name in ((SCALARS, "scalar"), (NUMBERS, "number")):
         for form in ("{}", "{}?", "list[{}]", "list[{}]?"):
             members = [form.format(kind) for kind in group]

@@ -41,7 +41,7 @@ def test_the_reference_has_a_row_for_each_operator() -> None:
     [
         ("add", "number, number → int or float"),
         ("floor_divide", "bool or int, bool or int → int?"),
-        ("cross", "scalar but float, scalar but float, … → id"),
+        ("cross", "scalar except float, scalar except float, … → id"),
         ("is_in", "int or string or id or time → bool"),
         ("fill_missing", "scalar or vector or list → scalar or vector or list"),
         ("list_mean", "list[number] → float?"),

@@ -234,9 +234,9 @@ def is_in(a: Column, *, values: list[Any]) -> Column:
     Example("if_else(x > 0, x, 0.5)", [3.0, 0.5, None], {"x": ("int?", [3, -3, None])}),
 )
 def if_else(condition: Column, a: Column, b: Column) -> Column:
-    """`a` if the condition is true, else `b`. Both must be of one kind, or numbers. Numbers of two kinds give a float
-    if one of them is a float, else an int. Missing if the condition or the chosen value is missing. The other value
-    does not matter."""
+    """`a` if the condition is true, else `b`. `a` and `b` must be two numbers or have the same kind. If one of two
+    numbers is a float, the result is a float; a bool and an int give an int. Missing if the condition or the chosen
+    value is missing; the other value does not matter."""
     type_ = common_type((a.type, b.type))
     if type_.kind == "string":
         dictionary, (left, right) = in_one_dictionary(a, b)

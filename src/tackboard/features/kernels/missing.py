@@ -108,8 +108,8 @@ def fill_missing(a: Column, *, value: Any) -> Column:
     Example("coalesce(x, y, 0.5)", [1.0, 8.0, 0.5], {"x": ("int?", [1, None, None]), "y": ("int?", [7, 8, None])}),
 )
 def coalesce(*columns: Column) -> Column:
-    """The first value that is not missing. All values must be scalars of one kind, vectors of one width, or numbers.
-    Numbers of different kinds give a float if any is a float, else an int. Missing if all values are missing."""
+    """The first value that is not missing. All values must be numbers, scalars of the same kind, or vectors of the same
+    width. Numbers of different kinds give a float if any is a float, else an int. Missing if all values are missing."""
     type_ = common_type(tuple(column.type for column in columns), (*SCALARS, "vector"))
     dictionary = None
     parts: list[NDArray[Any]] = [column.values for column in columns]

@@ -101,9 +101,9 @@ def sqrt(a: Column) -> Column:
     Example("x.clip(None, 1.0)", [-math.inf, 1.0], {"x": ("float", [-math.inf, 7.0])}),
 )
 def clip(a: Column, *, low: float | None = None, high: float | None = None) -> Column:
-    """The number, but `low` if it is below `low`, and `high` if it is above `high`. One of the two may be None. An int
-    with int bounds stays an int; otherwise the result is a float. NaN stays NaN, -0.0 is not below 0.0, and missing
-    stays missing."""
+    """The number, but `low` if it is below `low`, and `high` if it is above `high`. Either `low` or `high` may be None.
+    An int with int bounds stays an int; otherwise the result is a float. NaN stays NaN, -0.0 is not below 0.0, and
+    missing stays missing."""
     type_ = _clip_type(a.type, low, high)
     dtype = np.int64 if type_.kind == "int" else np.float64
     values = np.array(a.values, dtype=dtype)
