@@ -7,7 +7,7 @@ squared gradient. So its state has only 1/dim of the table's size.
 
 A half-precision table is updated in fp32 and rounded stochastically. The gap between two half-precision numbers is
 often wider than an update, and rounding to nearest would lose the update. The random bits are a function of (seed,
-step, table, row, column), so a resumed run repeats them.
+data step, table, row, column), so a resumed run repeats them.
 
 Decided: table gradients are always clipped element by element before use, and dense gradients by their global norm.
 """
