@@ -51,8 +51,8 @@ class TrainingConfig:
     their own precision. `auto` means bf16 on a GPU, where bf16 is faster, and fp32 on a CPU."""
 
     compile: str = "off"
-    """Whether to compile the modules that have an attribute `compiles` of True, such as layers: `on`, `off`, or `auto`,
-    which compiles on a GPU. The first step then takes half a minute. Results of compiled parts differ in rounding, and
+    """Whether to compile the modules whose attribute `compiles` is True, such as layers: `on`, `off`, or `auto`, which
+    compiles on a GPU only. The first step then takes half a minute. Results of compiled parts differ in rounding, and
     dropout draws other numbers."""
 
     def __post_init__(self) -> None:
@@ -80,8 +80,8 @@ class StartConfig:
     run: str = ""
     """Run or checkpoint whose parameters are taken by name. If empty, all parameters are random."""
     prefix: str = ""
-    """Only parameters of this model with this prefix get values from the other run: `pinfm.` if this model contains the
-    other run's model as `pinfm`. The other run must have all of them, under names without the prefix."""
+    """Only parameters whose names begin with this prefix get values from the other run. Use `pinfm.` if this model
+    contains the other run's model as `pinfm`. The other run must have all of them, under names without the prefix."""
 
 
 DATA_CONFIGS: dict[str, type[StepsConfig]] = {cls.kind: cls for cls in (DataConfig, RequestConfig, StreamConfig)}
@@ -128,7 +128,7 @@ class RunConfig:
             raise ConfigError(
                 f"{type(self.data).__name__} gives a {self.data.batch_type.__name__}, but the model "
                 f"{type(self.model).__name__} reads a {self.model.batch_type.__name__}",
-                allowed="allowed: DataConfig or StreamConfig for a model of segments, RequestConfig for requests",
+                allowed="allowed: DataConfig or StreamConfig for a SequenceBatch, RequestConfig for a RequestBatch",
                 fix="give the recipe the other data config, or another model",
             )
         if isinstance(self.data, DataConfig | StreamConfig):
@@ -158,7 +158,7 @@ def _check_segments(data: DataConfig | StreamConfig, model: ModelConfig) -> None
     if model.needs_drawn_negatives and not data.uniform_negatives:
         raise ConfigError(
             "data.uniform_negatives is 0, but the model needs drawn negatives",
-            allowed="allowed: 1 or more; if the value is at least the number of items, all are drawn",
+            allowed="allowed: 1 or more; if the value is at least the number of items, all items are drawn",
             fix="--set data.uniform_negatives=1024",
         )
     if data.max_length < model.least_max_length:

@@ -55,7 +55,7 @@ def estimate_run(
     # the gradient and two AdamW moments.
     kept_bytes = sum(t.nbytes for name, t in model.state_dict().items() if name in tables or name not in sizes)
     memory = kept_bytes + 4 * table_rows + 16 * num_dense
-    # A checkpoint holds at least the dense part, without AdamW's moments at step 0.
+    # The checkpoint of step 0 is the smallest: it has buffers and dense parameters, but no moments of AdamW.
     buffers = kept_bytes - sum(model.get_parameter(name).nbytes for name in tables)
     least = buffers + 4 * num_dense
     checkpoint = buffers + 12 * num_dense
@@ -102,7 +102,7 @@ def estimate_run(
         "state_bytes": memory,
         "checkpoint_bytes": checkpoint,
         "peak_host_bytes": host + checkpoint,
-        # An untrained model finds all items equally likely, and the labels 0 and 1 too. This gives its loss.
+        # An untrained model finds all items (or both labels) equally likely. Its loss is the log of their number.
         "first_loss_expected": round(
             math.log(max(2, len(source.catalogue) if config.data.batch_type is SequenceBatch else 2)), 2
         ),
@@ -110,7 +110,7 @@ def estimate_run(
 
 
 def _table_bytes(module: HashedTables, num_items: int | None) -> int:
-    """Returns the largest size of a table and its sums in a checkpoint. `num_items` is None if all rows may differ."""
+    """Returns the largest stored size of a table and its sums. `num_items` is None if every row may be stored."""
     num_changed = num_rows = module.weight.shape[0]
     if num_items is not None:
         num_changed = module.num_hashes * min(module.num_rows, num_items)

@@ -1,7 +1,7 @@
 """Reports a trained model's bytes by part, the size of its checkpoint, and the share of table rows that have moved.
 
-A row counts as moved if row-wise Adagrad has added a gradient to its sum. Rows that no event and no negative has hit
-still have the value with which they began.
+A row counts as moved if row-wise Adagrad has added a gradient to its sum. The rows of items that no batch has read as
+an event or a negative still have their first values.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from tackboard.train.optimizers import Optimizers
 
 @torch.no_grad()
 def footprint(model: nn.Module, optimizers: Optimizers, checkpoint: Path) -> dict[str, Any]:
-    """Returns bytes of parameters and optimiser state, the peak of this process, and the share of rows moved.
+    """Returns bytes of parameters, optimiser state and checkpoint, the peak memory, and the share of rows moved.
 
-    The peak is that of the GPU's memory if the model is on a GPU, otherwise that of the process. The share is None if
-    no table is trained.
+    The peak is the largest use of the GPU's memory if the model is on a GPU, otherwise the largest memory of this
+    process. The share is None if no table is trained.
     """
     tables = table_parameter_names(model)
     sums = [table.sums for table in optimizers.tables.values()]

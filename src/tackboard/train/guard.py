@@ -1,4 +1,4 @@
-"""Defines the guard of a run, which drops steps with a bad loss or gradient, and remembers their data.
+"""Defines the guard of a run, which drops steps with a bad loss or gradient, and lists the data steps to skip.
 
 A step is bad if its loss or its dense gradient is not finite, or if the norm of the dense gradient spikes. The guard
 judges on the device, after the backward pass and before any parameter moves. The optimisers get the verdict as a flag
@@ -31,7 +31,7 @@ class GuardConfig:
     spike_factor: float = 20.0
     """A dense gradient norm above this multiple of its running mean is a spike."""
     settle_steps: int = 50
-    """Number of steps before the guard looks for spikes. After fewer steps the running mean says little."""
+    """Number of good steps before the guard looks for spikes. Before that, the running mean is not reliable."""
     max_bad_steps: int = 5
     """Number of bad steps within the window that are tolerated. One more bad step ends the run with exit code 4."""
     window: int = 200
@@ -50,7 +50,7 @@ class Verdict(NamedTuple):
     loss: torch.Tensor
     norm: torch.Tensor
     limit: torch.Tensor
-    """The largest norm that was allowed; infinite while the guard does not look for spikes."""
+    """The largest norm that was allowed; infinite before the guard looks for spikes."""
     keep: torch.Tensor
     """Whether the step is good and its updates are applied (bool)."""
 

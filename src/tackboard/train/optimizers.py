@@ -1,13 +1,13 @@
 """The optimisers: row-wise Adagrad updates tables, and AdamW updates dense parameters.
 
 A table's gradient touches few rows. A backward pass leaves the looked-up rows and their gradients with the table
-(`models.tables`), so memory never holds a second table. After the dense gradient has been judged, the optimiser applies
-these gradients or drops them. Row-wise Adagrad keeps one number per row, the running sum of the mean squared gradient.
-So its state has only 1/dim of the table's size.
+(`models.tables`), so they do not need the memory of a second table. After the dense gradient has been judged, the
+optimiser applies these gradients or drops them. Row-wise Adagrad keeps one number per row, the running sum of the mean
+squared gradient. So its state has only 1/dim of the table's size.
 
 A half-precision table is updated in fp32 and rounded stochastically. The gap between two half-precision numbers is
 often wider than an update, and rounding to nearest would lose the update. The random bits are a function of (seed,
-step, table, row, column), so a resumed run repeats them.
+data step, table, row, column), so a resumed run repeats them.
 
 Decided: table gradients are always clipped element by element before use, and dense gradients by their global norm.
 """
@@ -42,11 +42,11 @@ class OptimizerConfig:
     weight_decay: float = 0.01
     """AdamW's weight decay of dense matrices. Vectors, scalars and tables are not decayed."""
     warmup_steps: int = 50
-    """Number of steps in which both rates rise linearly from 0."""
+    """Number of first steps, in which both rates rise linearly to their peaks."""
     final_share: float = 0.05
     """Share of the peak rate that remains at the end of the cosine schedule."""
     schedule_steps: int = 0
-    """Step at which the cosine ends; the rate is constant afterwards. 0 takes training.steps."""
+    """Step at which the cosine ends; the rate is constant afterwards. 0 means training.steps."""
     multipliers: dict[str, float] = dataclasses.field(default_factory=dict)
     """Factors of the learning rates, by prefix of parameter names, such as {"pinfm.": 0.1}. The longest matching prefix
     counts. 0 freezes parameters. Modules whose parameters are all frozen have no dropout."""
@@ -88,9 +88,9 @@ def learning_rate_shares(steps_S: torch.Tensor, total_steps: int, config: Optimi
 class RowWiseAdagrad:
     """Row-wise Adagrad for one table. It applies or drops the gradients that backward passes left with the table.
 
-    A model may also read the weight without a lookup, for example as its output layer. `weight.grad` is applied too.
-    The learning rate and the rounding key are numbers on the device of the table: set them with `fill_`, which does not
-    wait for the device. So a CUDA graph can hold an update.
+    If a model also reads the weight without a lookup, for example as its output layer, then `weight.grad` is applied
+    too. The learning rate and the rounding key are numbers on the device of the table: set them with `fill_`, which
+    does not wait for the device. So a CUDA graph can hold an update.
     """
 
     def __init__(self, table: HashedTables, clip_element: float, eps: float = 1e-8) -> None:
@@ -105,7 +105,7 @@ class RowWiseAdagrad:
 
     @torch.no_grad()
     def apply(self, keep: torch.Tensor) -> None:
-        """Moves the rows by all pending gradients if `keep` (bool, on the table's device) is true; then drops them."""
+        """Moves the rows by all pending gradients if `keep` (bool, on the device) is true. Drops the gradients."""
         pending, gradient = list(self.table.pending), self.table.weight.grad
         # The gradients are dropped first, so that they cannot survive an error below and be applied twice.
         self.drop()
@@ -145,7 +145,7 @@ def _check_moments(name: str, parameter: torch.Tensor, entries: dict[str, torch.
 
 
 class Optimizers:
-    """All optimisers of a model. Tables and dense parameters move on `step`, frozen parameters never.
+    """All optimisers of a model. `step` moves tables and dense parameters; frozen parameters never move.
 
     `seed` and the data step decide how updates of half-precision tables are rounded.
     """
@@ -177,7 +177,7 @@ class Optimizers:
         }
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self.schedule = learning_rate_shares(torch.arange(max(1, total_steps)), total_steps, config).to(device)
-        """The share of the peak rate at each step. It is on the device, because only the device knows the step."""
+        """The share of the peak rate at each step, on the device. Only the device knows how many steps were good."""
         self.applied = torch.zeros((), dtype=torch.int64, device=device)
         """Number of steps that moved parameters."""
         self.share = torch.zeros((), dtype=torch.float64, device=device)
@@ -214,7 +214,7 @@ class Optimizers:
     def step(self, keep: torch.Tensor | None = None) -> None:
         """Moves tables and dense parameters if `keep` (bool, on the device; None means true), else drops the gradients.
 
-        The rates are those of the next step of the schedule. A dropped step uses no step of the schedule.
+        The learning rates are those of the schedule's next step. A dropped step uses no step of the schedule.
         """
         keep = torch.ones((), dtype=torch.bool, device=self.applied.device) if keep is None else keep
         # Indexing by a tensor without dimensions would wait for the device; `take` does not.

@@ -36,7 +36,7 @@ def changed_settings(before: dict[str, Any], now: RunConfig) -> list[str]:
 
 
 def _in_todays_words(before: dict[str, Any], wanted: dict[str, Any], now: RunConfig) -> dict[str, Any]:
-    """Returns `before` as today's version records it. The model's class is that of `now`, so no code is loaded."""
+    """Returns `before` as today's version would record it. The model's class comes from `now`, so no code is loaded."""
     described = before["model"]
     if described["config_class"] != wanted["model"]["config_class"]:
         return before
@@ -48,7 +48,7 @@ def find_unfinished(runs: Path, config: RunConfig) -> tuple[RunDirectory | None,
     """Returns the newest unfinished run under `runs` with this config, or None, and a sentence about the result."""
     remove_leftovers(runs)
     passed_over = ""
-    # Names begin with a digit; the folder of a run that was killed during its creation begins with a dot.
+    # A run's name begins with a digit. If the run was killed while its folder was made, the name begins with a dot.
     for path in sorted(runs.glob(f"[0-9]*_{config.name}_*"), reverse=True):
         if not (path / "config.json").is_file():
             continue

@@ -1,13 +1,13 @@
-"""Saves the state of a run while training goes on, and loads the state.
+"""Saves the state of a run in checkpoints while training goes on, and loads it from a checkpoint.
 
-A checkpoint of step N is made in two parts. First, everything that is to be written is copied. Training waits only for
-this copy. Then a thread writes, hashes, fsyncs and renames the files (`checkpoint.store`) while training goes on. Only
-one checkpoint is written at a time: the next checkpoint waits for it. An error of the thread is raised here, at the
-next save or wait.
+A checkpoint is made in two parts. First, everything that is to be written is copied. Training waits only for this copy.
+Then a thread writes, hashes, fsyncs and renames the files (`checkpoint.store`) while training goes on. Only one
+checkpoint is written at a time: the next checkpoint waits for it. If the thread fails, the next `save` or `wait` raises
+its error.
 
 Two kinds of rows of a table are written: rows whose Adagrad sum is not 0, because the optimiser moves no other row, and
-rows that differed from the fresh rows when the run began (a run may begin with the rows of another run). Decided: these
-rows are not compared with the fresh rows again at each checkpoint, because that would take longer than the copy.
+rows that differed from the fresh rows when the run began (a run may begin with the rows of another run). Decided: the
+table is not compared with its fresh rows again at each checkpoint, because that would take longer than the copy.
 
 Disk space and memory are compared with what is needed before anything is copied or written.
 """
@@ -42,7 +42,7 @@ INTACT = "the checkpoints before it are intact"
 
 
 class Saver:
-    """Saves and loads the parameters and sums of one run."""
+    """Saves and loads the parameters and the optimiser state of one run."""
 
     def __init__(self, model: nn.Module, optimizers: Optimizers, store: CheckpointStore, run: RunDirectory) -> None:
         self.model = model
@@ -52,7 +52,7 @@ class Saver:
         self.tables = {f"{name}.weight".removeprefix("."): module for name, module in table_modules(model).items()}
         """Tables by the names of their parameters."""
         self._given: dict[str, torch.Tensor] = {}
-        """Flags of the rows that differed from the fresh rows when the run began or was loaded; absent if none did."""
+        """Flags of a table's rows that were not fresh when the run began or was loaded; no entry if all were fresh."""
         self._whole: set[str] = set()
         """Tables that are always written whole."""
         self._background = Background()
@@ -68,12 +68,12 @@ class Saver:
             raise
 
     def begin(self) -> None:
-        """Compares all tables of a new run with their fresh rows, after the run has taken its first parameters."""
+        """Compares all tables of a new run with their fresh rows. Call this when the run has its first parameters."""
         for name, module in self.tables.items():
             self._note_given(name, module.fresh.differing(module.weight.detach()))
 
     def describe(self) -> dict[str, Any]:
-        """Returns `fresh_rows` of state.json."""
+        """Returns the value of `fresh_rows` for state.json."""
         return describe({name: (module.fresh, module.weight.shape[0]) for name, module in self.tables.items()})
 
     def save(
@@ -82,7 +82,7 @@ class Saver:
         """Copies the state and begins to write the checkpoint of `step`, after the previous checkpoint is complete.
 
         Raises DivergedError if a parameter is not finite, StorageError or UsageError if the disk or the memory is too
-        small, and the error of the previous checkpoint's writer.
+        small, and the error of the previous checkpoint's writer if it failed.
         """
         self.wait()
         if step == self._saved_step:
@@ -103,7 +103,7 @@ class Saver:
         self._saved_step = step
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Loads parameters and sums. Tables are filled in place."""
+        """Loads the parameters and the optimiser state of a checkpoint. Tables are filled in place."""
         path, described = checkpoint.path, checkpoint.state.get("fresh_rows", {})
         parameters = stored_parameters(checkpoint)
         load_parameters(self.model, parameters, path)
@@ -166,7 +166,7 @@ class Saver:
     def _copied(
         self, copies: Copies, counts: Mapping[str, list[int]], sum_counts: Mapping[str, list[int]]
     ) -> dict[str, dict[str, torch.Tensor]]:
-        """Returns copies of all that is written, by group."""
+        """Returns copies of everything that the checkpoint stores, by group (file)."""
         parameters = {name for name, _ in self.model.named_parameters()}
         tables = {
             name: copies.rows(name, module.weight, self._is_changed(name), counts[name], module.fresh)

@@ -1,4 +1,4 @@
-"""Opens the data of a run for its model, and takes the first parameters of the model from `start.run` if it is set.
+"""Opens the data of a run for its model, and copies parameters of another run into the model if `start.run` names one.
 
 A model that begins with another run's parameters also takes that run's vocabulary, because the rows of the embeddings
 stand for the actions and surfaces of that run. Names that occur only in the new data count as unknown.
@@ -44,8 +44,8 @@ def open_source(config: RunConfig, checkpoint: Checkpoint | None = None) -> Sequ
 def take_parameters(model: nn.Module, start: StartConfig) -> int:
     """Gives `model` the parameters of another run; returns the number of parameters (single numbers) taken.
 
-    Raises UsageError if the run lacks a parameter or has it in another shape; in that case no parameter is taken. Other
-    parameters of the run are ignored.
+    Raises UsageError if the other run lacks a parameter or has it in another shape; then no parameter is taken.
+    Parameters of the other run that the model does not have are ignored.
     """
     if not start.run:
         return 0
@@ -71,7 +71,7 @@ def take_parameters(model: nn.Module, start: StartConfig) -> int:
         taken_from = stored[name.removeprefix(start.prefix)]
         copy_rows(taken_from, tensor)
         if isinstance(taken_from, ChangedRows) and taken_from.fresh is not None and name in tables:
-            # Checkpoints of this run then store only the rows that differ from the same fresh table.
+            # Then both runs have the same fresh rows, and checkpoints of this run need not store these rows.
             tables[name].fresh = taken_from.fresh
     taken = sum(tensor.numel() for tensor in wanted.values())
     say(f"took {taken:,} parameters from {checkpoint.path}")

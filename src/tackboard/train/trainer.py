@@ -1,13 +1,13 @@
 """The training loop: it takes a config, a run directory and a source of data, and writes checkpoints and metrics.
 
-The trainer knows numbered steps, `model.loss(batch)` and the number of tokens of a batch; only the data config and the
-model know what a batch contains. A step reads the batch of a numbered data step and computes the loss and the
-gradients. The guard judges both on the device. The optimisers then move all parameters, or none if the step is bad
-(guard.py). On a GPU the host does not wait for the verdict: it reads the verdicts of several steps together when a step
-is logged, judged or saved. The state of a run is (step, next data step, parameters and buffers, the optimisers' state,
-the guard's state, the judgements) and nothing else: the order of the data and dropout are functions of the seed and the
-data step. So a killed and resumed run ends in the same bits. A judgement (the loss on held-out users) is made before
-the checkpoint of its step. The checkpoint stores the judgement, so no judgement is lost or made twice.
+The trainer gives each batch to `model.loss` without knowing what the batch contains; only the data config and the model
+know this. A step reads the batch of a numbered data step and computes the loss and the gradients. The guard judges both
+on the device. The optimisers then move all parameters, or none if the step is bad (guard.py). On a GPU the host does
+not wait for the verdict: it reads the verdicts of several steps together when a step is logged, judged or saved. A
+checkpoint stores step, next data step, parameters, buffers, the states of optimisers and guard, and the judgements.
+Nothing else is needed, because the seed and the data step determine the order of the data and dropout. So a killed and
+resumed run ends in the same bits. A judgement (the loss on held-out users) is made before the checkpoint of its step.
+The checkpoint stores the judgement, so no judgement is lost or made twice.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Trainer:
         """Whether the first step of a compiled model is running. Compiling makes this step slow."""
         self.last_loss = self._last_norm = float("nan")
         self.reads_every_step = self.device.type == "cpu"
-        """Whether the host reads every verdict at once. A CPU has nothing to wait for."""
+        """Whether the host reads each verdict right after its step. On a CPU this costs no waiting."""
         self._unread: list[tuple[int, int, torch.Tensor]] = []
         """Data step, number of tokens and packed verdict of each step whose verdict the host has not read yet."""
         self._metrics: dict[str, float | torch.Tensor] = {}
@@ -144,11 +144,11 @@ class Trainer:
             try:
                 self._train_until_done(stop, quiet=quiet)
             except BaseException as caught:
-                if not isinstance(caught, KeyboardInterrupt):  # The user has asked twice, and does not want to wait.
+                if not isinstance(caught, KeyboardInterrupt):  # After a second request to stop, do not wait.
                     self._let_writer_finish()
                 error = self._preempted(stop[0]) if isinstance(caught, _StopNow) else caught
                 reason = error.got if isinstance(error, TackboardError) else f"{type(error).__name__}: {error}"
-                with suppress(OSError):  # An error of a full disk must not hide the first error.
+                with suppress(OSError):  # If the disk is full, this second error must not hide the first.
                     self.run.set_status("preempted" if isinstance(error, Preempted) else f"failed: {reason}")
                     self.run.log_event("stopped", step=self.step, reason=reason)
                 if error is not caught:
@@ -211,7 +211,7 @@ class Trainer:
         )
 
     def uncompiled(self) -> AbstractContextManager[Any]:
-        """Returns a context without compilation. Compiling the model again for another use would take too long."""
+        """Returns a context in which the model runs uncompiled. Compiling it for another use would take too long."""
         stance: AbstractContextManager[Any] = nullcontext()
         if self.is_compiled:
             stance = torch.compiler.set_stance("force_eager")
@@ -231,7 +231,7 @@ class Trainer:
     def _one_step(self, data_step: int, batch: Batch) -> bool:
         """Does one step. Returns False if a step did not count and the caller must call `_upcoming` again."""
         if not batch.has_targets():
-            self.data_step = data_step + 1  # This batch teaches nothing: continue after it.
+            self.data_step = data_step + 1  # This batch has nothing to predict: continue after it.
             return False
         seed = self._seed_of(data_step)
         # torch.manual_seed would store a traceback of every call on a machine without a GPU, in case a GPU appears.
@@ -272,7 +272,7 @@ class Trainer:
     def _settle(self) -> bool:
         """Reads the verdicts of the steps since the last call; returns False if one of the steps was dropped.
 
-        Until then, `step` and `data_step` count every step as good, because only the device knows the verdicts.
+        Before this call, `step` and `data_step` count every step as good, because only the device knows the verdicts.
         """
         unread, self._unread = self._unread, []
         if not unread:
@@ -299,7 +299,7 @@ class Trainer:
         return not bad
 
     def _log(self, *, is_new: bool) -> None:
-        """Writes a line of metrics. After a bad step `is_new` is False: the last good step is logged already."""
+        """Writes a line of metrics if `is_new`. After a bad step it is False: the last good step is logged already."""
         if not is_new:
             return
         now = time.perf_counter()
@@ -328,7 +328,7 @@ class Trainer:
 
     def _resume_or_start(self) -> None:
         checkpoint = self.store.find_latest(self._verified)
-        self._verified = None  # Mapped files take disk space as long as an object refers to them.
+        self._verified = None  # Mapped files take disk space, even after removal, while an object refers to them.
         if checkpoint is None:
             self.run.cut_metrics_after(self.step)  # Old metrics exist if every checkpoint was damaged.
             num_taken = take_parameters(self.model, self.config.start)
@@ -347,7 +347,7 @@ class Trainer:
             if before != self.num_threads:
                 # Sums over another number of threads are rounded differently; everything else stays the same.
                 say(f"warning: the run had {before} threads and has {self.num_threads} now: results differ in rounding")
-            # After a kill between the two renames of a save, or with a damaged checkpoint, `latest` points elsewhere.
+            # `latest` may name another checkpoint: after a kill between the two renames of a save, or after damage.
             self.store.point_latest(checkpoint.path)
             self.store.point_best(self.validation.best_step)
             self.run.cut_metrics_after(self.step)
@@ -421,7 +421,7 @@ class Trainer:
 
 
 def choose_device(name: str) -> torch.device:
-    """Returns the device that a config's `device` names. Raises UsageError if it names a missing GPU."""
+    """Returns the device that a config's `device` names. Raises UsageError if it names a GPU and torch sees none."""
     if name == "auto":
         is_there = torch.cuda.is_available()
         if not is_there and has_nvidia_driver():
@@ -450,7 +450,7 @@ def shall_compile(wanted: str, device: torch.device) -> bool:
 
 
 def _shared_rows(hashing: HashConfig, source: SequenceSource) -> list[str]:
-    """Returns a warning if items of a plain table share rows."""
+    """Returns a list of one warning if items of a `modulo` table share rows, else an empty list."""
     if hashing.method != "modulo":
         return []
     num_rows = len(torch.unique(item_rows(source.catalogue, hashing)))

@@ -46,7 +46,7 @@ class Validation:
         return {"best_loss": best, "best_step": self.best_step, "num_worse": self.num_worse}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Loads a result of `state`, or the empty state of a checkpoint without judgements."""
+        """Loads what `state` returned, or the empty dict of a checkpoint without judgements."""
         best = state.get("best_loss")
         self.best_loss = math.inf if best is None else float(best)
         self.best_step = state.get("best_step")
@@ -55,7 +55,7 @@ class Validation:
 
 @torch.no_grad()
 def mean_loss(model: Any, judges: NumberedSteps[Any], device: torch.device, max_steps: int) -> float:
-    """Returns the mean loss of a model over the held-out steps `judges`, at most the first `max_steps`."""
+    """Returns the mean loss of a model over the held-out steps `judges`, or over the first `max_steps` of them."""
     model.eval()
     torch.default_generator.manual_seed(0)
     if device.type == "cuda":
