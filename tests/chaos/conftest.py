@@ -139,7 +139,7 @@ class Nursery:
         assert self.process.stdin is not None and self.process.stdout is not None
         left = self.reap()
         self.process.stdin.close()
-        self.process.wait(10)
+        self.process.wait(60)
         self.process.stdout.close()
         assert left == 0, f"{left} processes outlived their trial"
 
