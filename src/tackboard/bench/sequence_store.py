@@ -78,7 +78,7 @@ class StoreSizes:
     num_long: int
     """Number of users with 16,000 events."""
     num_calls: int
-    """Number of calls that append one event, and of reads of each kind. Larger calls are made fewer times."""
+    """Number of calls that append one event, and of reads of each kind. Calls for many events are made less often."""
 
 
 FULL, QUICK = (

@@ -1,4 +1,4 @@
-"""The oracle, which ranks items by their true probabilities. Only synthetic worlds have an oracle."""
+"""Defines the oracle, which ranks items by their true probabilities. Only synthetic worlds have an oracle."""
 
 from __future__ import annotations
 

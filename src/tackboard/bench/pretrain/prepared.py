@@ -1,4 +1,4 @@
-"""Writes the batches of the first steps, and the first parameters of the model, for the rival of the bench.
+"""Writes the batches of the first steps, and the initial parameters of the model, for the rival of the bench.
 
 The module takes a config and a source of data, and writes one safetensors file. A rival reads the file before its clock
 starts. The file also holds the loss of the first batch, so that the rival's loss is checked before its time
@@ -32,7 +32,7 @@ RIVAL_FIELDS = ("offsets", "users", "items", "item_rows")
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """The written file, the mean counts of its batches, and our loss of the first batch (None without parameters)."""
+    """The written file, the mean counts of its batches, and our first loss (None if the file has no parameters)."""
 
     path: Path
     counts: Counts
