@@ -63,7 +63,7 @@ class Peaks:
         return scale * self._best(lambda: torch.mm(left, right, out=out))
 
     def _best(self, work: Callable[[], object]) -> float:
-        """Returns the seconds of one call of `work`: the least of several measurements, of about 5 ms or one call each."""
+        """Returns the seconds of one call of `work`: the shortest of several measurements, of about 5 ms each."""
         work()
         calls = max(1, min(1000, int(0.005 / max(self._once(work, 1), 1e-6))))
         return min(self._once(work, calls) for _ in range(self.repeats))
