@@ -5,7 +5,7 @@ kernels, and index tensors that the kernels read. `RowLayout.to` moves the tenso
 that is given a layout never asks the device for a length, and a step need not wait for the device.
 
 Attention without a kernel for packed rows works on padded grids. One grid for all rows would be mostly padding: with
-rows of 48 tokens on average and 256 at most, 5 of 6 cells are empty. So rows are sorted by length and cut into a few
+rows of 48 tokens on average and 256 at most, 4 of 5 cells are padding. So rows are sorted by length and cut into a few
 groups of similar length, and each group is a grid of its own. The cuts minimise the estimated time, in units of the
 time of one attention score. A group costs GROUP_COST, and each cell of its grid costs S + CELL_COST, where S is the
 length of the group's longest row. Cells are numbered consecutively, group by group. A padded cell holds a copy of its

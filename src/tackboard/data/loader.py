@@ -217,7 +217,7 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
 
     @property
     def _whole(self) -> PreparedHistories:
-        """All segments of a dataset that is a single window, in the order of the dataset."""
+        """All segments of a dataset that fits in a single window, in the order of the dataset."""
         with self._kept.lock:
             if self._kept.whole is None:
                 self._kept.whole = self._prepare(self.plan.buckets_of(0, 0))

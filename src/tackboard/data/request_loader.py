@@ -181,7 +181,7 @@ class RequestTable:
 
 
 class RequestSource(SequenceSource):
-    """Reads a labelled snapshot: its events, its requests, and the features of both that a model reads."""
+    """Reads a labelled snapshot: its events, its requests, and the features that a model reads."""
 
     def __init__(
         self,

@@ -87,7 +87,7 @@ class StreamConfig(StepsConfig):
         return self.law.max_events
 
     def at(self, lineage: Mapping[str, Any]) -> Self:
-        """Returns this config. `Trainer` compares the lineage's snapshot with the present snapshot."""
+        """Returns this config unchanged, because `Trainer` checks that the lineage names the same stream."""
         del lineage
         return self
 

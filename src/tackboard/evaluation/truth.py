@@ -17,7 +17,7 @@ from tackboard.features.entity_tables import find_ids
 
 
 def oracle(sequences: Sequences) -> ScoreUsers | None:
-    """Returns a function that scores items by their true probability, or None if the dataset is no synthetic world."""
+    """Returns a function that scores items by their true probability; None if the dataset is not a synthetic world."""
     dataset = sequences.source.dataset
     truth = dataset.read_truth()
     if truth is None:

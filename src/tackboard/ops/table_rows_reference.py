@@ -1,8 +1,8 @@
 """Looks up rows and updates them in plain PyTorch: the fast path on a CPU, and the plain twin of `table_rows_triton`.
 
 `table_rows` states the contract. Decided for the CPU, by measurement: each row number and its place are packed into one
-64-bit number, and NumPy sorts these numbers. This is several times faster than torch's sort, which sorts the places
-along. The packed numbers are all different, so equal rows stay in their order. Repeated rows are added by
+64-bit number, and NumPy sorts these numbers. This is several times faster than torch's sort, which also returns the
+places. The packed numbers are all different, so equal rows stay in their order. Repeated rows are added by
 `embedding_bag`, which reads the gradient in place, adds in that order, and gives each row to one thread. So the result
 does not depend on the number of threads.
 

@@ -139,7 +139,7 @@ class Speeds(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FloorItem:
-    """One line of the floor. Products take their measured time; other work the longer of FLOP time and byte time."""
+    """One line of the floor. Products take their measured time; other work takes the longer of FLOP and byte time."""
 
     name: str
     products: tuple[Product, ...] = ()
@@ -159,7 +159,7 @@ class FloorItem:
 def floor_items(model: nn.Module, counts: Counts, *, number_bytes: int, device_type: str) -> list[FloorItem]:
     """Returns the floor's items. `number_bytes` is the size of a number in matrix products: 4 (fp32) or 2 (bf16).
 
-    Raises UsageError if the model is no PinFM.
+    Raises UsageError if the model is not a PinFM.
     """
     if not isinstance(model, PinFM):
         raise UsageError(f"the floor of {type(model).__name__} is unknown", allowed="allowed: a PinFM")

@@ -16,7 +16,7 @@ import torch
 SQUARE = {"cpu": 1024, "cuda": 8192}
 """Side of the square matrices whose product gives the peak speed of a device."""
 COPIED_NUMBERS = {"cpu": 1 << 25, "cuda": 1 << 30}
-"""Number of fp32 numbers in the copy that gives the bandwidth of a device; so many numbers fit in no cache."""
+"""Number of fp32 numbers in the copy that gives the bandwidth of a device. They do not fit into any cache."""
 MOST_CELLS = {"cpu": 1 << 25, "cuda": 1 << 31}
 """Largest number of cells of a measured matrix."""
 

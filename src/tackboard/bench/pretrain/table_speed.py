@@ -32,7 +32,7 @@ from tackboard.train.optimizers import RowWiseAdagrad
 SECTOR_BYTES = 32
 LEARNING_RATE, EPS, FIRST_VALUE = 0.05, 1e-8, 0.5
 CLIP = 1e6
-"""This limit is far above any gradient. Nothing is clipped, because FBGEMM clips gradients at another point."""
+"""This limit is far above any gradient, so nothing is clipped. FBGEMM would clip gradients at another point."""
 NUM_COMPARED = 1000
 """Number of items whose rows are compared after the first step."""
 NUM_BATCHES = 4
@@ -57,7 +57,7 @@ class TableSpeedConfig:
     storage: str = "fp32"
     """Precision of the rows: fp32, fp16 or bf16."""
     skew: float = 1.0
-    """A uniform random number to this power chooses a row. 1 makes all rows equally likely; more favours the first."""
+    """A uniform random number to this power chooses a row. 1 makes all rows equally likely; 2 favours low rows."""
     repeats: int = 50
     """Number of timed steps."""
     copied_bytes: int = 1 << 30
