@@ -162,7 +162,7 @@ class SequenceBatch(Batch):
         return self.columns[name]
 
     def of_request(self, name: str) -> torch.Tensor:
-        """Returns a feature of the request: [B, …], or [N, …] if every event has its own request, but never a list."""
+        """Returns a feature of the request that is not a list: [B, …], or [N, …] if every event has its own request."""
         feature = self.request[name]
         if isinstance(feature, Jagged):
             raise ConfigError(f"the model reads {name} as a number, but it is a list", fix="read it as `Jagged`")

@@ -72,9 +72,9 @@ class PreparedHistories:
     ) -> None:
         """History b has lengths[b] events from index starts[b] on, and belongs to the user users[b].
 
-        `events` is a sequence column; only the elements of its columns are used, end to end. `request`, `is_positive`
-        and `codes` have an element for each of these events. `codes` holds the position of each event's item in
-        `items`.
+        `events` is a sequence column. The elements of its columns are read end to end, and the bounds of its rows are
+        ignored. `request`, `is_positive` and `codes` have one element per event. `codes` holds the position of each
+        event's item in `items`.
         """
         self.lengths = lengths
         self._starts, self._users = starts, users

@@ -6,7 +6,7 @@ the item's position in this table. Then the distinct items of a batch are found 
 
     codes     4 0 4 2 0 2 2     the code of each event of the batch
     scratch   [·]               one entry for each item of the table; its old content does not matter
-              write each event's position at its code; the last write stays  →  one event per item finds its position
+              write each event's position at its code; the last write stays  →  an item's last event finds its position
               write each distinct item's place in sorted order               →  reading at the codes gives `items`
 
 Codes are usually stored with the dataset (data/positions.py). If they are not, `coded_items` makes a table and codes

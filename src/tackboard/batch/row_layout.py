@@ -5,9 +5,9 @@ kernels, and index tensors that the kernels read. `RowLayout.to` moves the tenso
 that is given a layout never asks the device for a length, and a step need not wait for the device.
 
 Attention without a kernel for packed rows works on padded grids. One grid for all rows would be mostly padding: with
-rows of 48 tokens on average and 256 at most, 5 of 6 cells are empty. So rows are sorted by length and cut into a few
-groups of similar length, and each group is a grid of its own. The cuts minimise the estimated time. Its unit is the
-time of one attention score: a group costs GROUP_COST, and each position of its grid costs S + CELL_COST, where S is the
+rows of 48 tokens on average and 256 at most, 4 of 5 cells are padding. So rows are sorted by length and cut into a few
+groups of similar length, and each group is a grid of its own. The cuts minimise the estimated time, in units of the
+time of one attention score. A group costs GROUP_COST, and each cell of its grid costs S + CELL_COST, where S is the
 length of the group's longest row. Cells are numbered consecutively, group by group. A padded cell holds a copy of its
 row's last token. No token of the row sees this copy, because attention is causal.
 
@@ -27,13 +27,13 @@ from numpy.typing import NDArray
 from tackboard.core.errors import DataError
 
 BLOCK = 64
-"""Tokens of a block: kernels for packed rows start one program for each block."""
+"""Largest number of tokens in a block. Kernels for packed rows start one program for each block."""
 GROUP_COST = 8192
 """Fixed cost of a group; the unit is the time of one attention score. Measured on a CPU with 2 heads of width 32."""
 CELL_COST = 48
-"""Cost of a position of a grid in addition to its scores, in the same unit and measured in the same way."""
+"""Cost of a cell of a grid in addition to the cell's scores, in the same unit and measured in the same way."""
 STEPS_PER_OCTAVE = 8
-"""Each power of two of lengths has this many possible cuts between groups, so there are at most about 100 in all."""
+"""Number of possible cuts between the lengths 2^n and 2^(n + 1), for each n; about 100 cuts at most in all."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ class RowLayout:
     longest: int
     """Number of tokens of the longest row."""
     groups: tuple[Group, ...]
-    """The grids that hold all rows but the empty ones, from short rows to long rows."""
+    """The grids, from short rows to long rows. Empty rows are in no grid."""
     offsets: torch.Tensor
     """The first token of each row, and the number of tokens [B + 1]."""
     places: torch.Tensor
@@ -133,7 +133,7 @@ INDEX_FIELDS = ("offsets", "places", "cells", "tokens", "block_rows", "block_sta
 
 
 def cuts_of(lengths: NDArray[np.int64]) -> list[int]:
-    """Cuts rows, sorted by length and not empty, into groups; returns the end of each group among the rows."""
+    """Cuts rows into groups and returns where each group ends. The rows must be sorted by length and not be empty."""
     octave = np.maximum(np.floor(np.log2(lengths)).astype(np.int64), STEPS_PER_OCTAVE.bit_length() - 1)
     step = (1 << octave) // STEPS_PER_OCTAVE
     ends = np.append(np.flatnonzero(np.diff(-(-lengths // step) * step)) + 1, len(lengths))

@@ -50,7 +50,7 @@ QUICK_ROUNDS, QUICK_SECONDS = 2, 1.0
 
 
 def measure(folder: Path, *, quick: bool = False) -> dict[str, Any]:
-    """Runs the measurement in `folder`. Raises TackboardError if a command of the demo or the clients fail."""
+    """Runs the measurement in `folder`. Raises TackboardError if a command of the demo or a client process fails."""
     require_client()
     rounds, seconds = (QUICK_ROUNDS, QUICK_SECONDS) if quick else (ROUNDS, SECONDS)
     config = DemoConfig(out=folder, num_users=NUM_REQUESTS)

@@ -5,8 +5,8 @@ appended events. Then the engines take turns at every case (`turns`). Each figur
 answer. Times are wall-clock times, because an append waits for the disk. The report names what each engine guarantees
 once it has acknowledged an append, because a stronger guarantee costs time. It also says if a run was disturbed.
 
-    append    one event per call, and 100 or 1,000 events of many users per call; measures events per second and the
-              time of a call; if new events do not fit in a user's buffer, the call also merges the buffer into chunks
+    append    one event per call, or 100 or 1,000 events of many users per call; measures events per second and the time
+              of a call, which also merges a user's buffer into chunks if the new events do not fit in the buffer
     read      the last 256 events or all events of a user with 256 or 16,000 events, in two columns or in all columns;
               measures reads per second, the time of a call and bytes per read
 """
@@ -78,7 +78,7 @@ class StoreSizes:
     num_long: int
     """Number of users with 16,000 events."""
     num_calls: int
-    """Number of calls that append one event, and of reads of each kind. Larger calls are made fewer times."""
+    """Number of calls that append one event, and of reads of each kind. Calls for many events are made less often."""
 
 
 FULL, QUICK = (

@@ -10,8 +10,8 @@ amount of data in flight, and repeats the work of a worker that dies. This is th
     trainers     block i goes to trainer i modulo the number of trainers, in order
 
 Decided: a worker builds the shares of all trainers, so that a window is decoded once in the whole cluster, not once per
-trainer. Tensors travel as safetensors bytes in an Arrow column. Ray hands out the blocks, so each row names the trainer
-for which it was made, and a trainer raises an error if it gets a row of another trainer.
+trainer. Tensors travel as safetensors bytes in an Arrow column. Ray decides which trainer gets a block. So each row
+names the trainer for which it was made, and a trainer raises an error if it gets a row of another trainer.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ClusterSteps:
     def split(self, steps: Iterable[int], num_workers: int, world_size: int) -> list[StepShare]:
         """Returns one share of the batches for each of `world_size` trainers, which must all iterate at the same time.
 
-        A share can be sent to the Ray task or actor that trains. It can be used as long as the process that called
+        A share can be sent to the Ray task or actor that trains. The share works only while the process that called
         `split` runs. If `num_workers` is 0, one worker prepares the batches.
         """
         import ray

@@ -1,11 +1,11 @@
-"""Defines the settings that both data configs share: the dataset, the numbered steps and the held-out users.
+"""Defines the settings that all data configs share, such as the dataset and the share of the validation users.
 
 A data config turns a dataset into numbered steps. Its method `open` returns the source, and `steps` returns the
-numbered batches of one part of the source's users. The id of a user and the two shares decide the part. So, with the
-same shares, a user is in the same part in every snapshot and on every machine:
+numbered batches of one part of the source's users. In a dataset, a hash of the user's id, from 0 to 1, decides the
+user's part. So, with the same shares, a user is in the same part in every snapshot and on every machine:
 
-    draw of the user's id   0 ──── validation_share ──── + test_share ──────────────── 1
-                              validation               test              train
+    hash of the user's id   0 ──────────── validation_share ─────── validation_share + test_share ─────────── 1
+                                validation                    test                                  train
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class StepsConfig(abc.ABC):
     validation_share: float = 0.0
     """Share of the users, chosen by their ids, whose data is used for validation and not for training."""
     num_workers: int = 1
-    """Number of threads that prepare windows ahead, one window each; 0 prepares a window when it is needed."""
+    """Number of threads that prepare windows in advance, one window each; 0 prepares a window when it is needed."""
     ray_address: str = ""
     """Ray cluster on which `num_workers` processes prepare the batches: HOST:PORT or auto; empty means no cluster."""
 
@@ -60,7 +60,7 @@ class StepsConfig(abc.ABC):
         check(is_address, "data.ray_address", self.ray_address, "HOST:PORT, auto, or empty")
 
     def at(self, lineage: Mapping[str, Any]) -> Self:
-        """Returns this config with the snapshot that a `SequenceSource.lineage` names, even if a newer one exists."""
+        """Returns this config with the snapshot that `SequenceSource.lineage` recorded, even if a newer one exists."""
         return dataclasses.replace(self, dataset=str(snapshot_path(lineage)))
 
     @abc.abstractmethod

@@ -95,7 +95,7 @@ def index_training(
     users: PartOfUsers | None = None,
     quiet: bool = True,
 ) -> TrainingIndex:
-    """Returns the counts of a dataset, stored or new. Raises DataError if there is no positive event to train on.
+    """Reads the stored counts of a dataset, or makes them. Raises DataError if no positive event can be trained on.
 
     `users` says whose events count; None means all users.
     """

@@ -1,10 +1,10 @@
 """Makes pretraining batches from segments of histories. Each batch has a step number (see steps.py).
 
-`TrainingSteps` streams batches from disk, a window of buckets at a time. Work that costs more than a copy is done once
-per window: the columns of the history are computed. The rows and shares of all items are computed once per run, and the
-position of each event's item among them is stored with the dataset (positions.py). A batch then only copies its events
+`TrainingSteps` streams batches from disk, a window of buckets at a time. The columns of the history are computed once
+per window, and the table rows and frequencies of all items once per run. The position of each event's item in the
+catalogue is stored with the dataset (positions.py). So a batch only copies its events
 (`batch.builder.PreparedHistories`). `stored_batch` makes a batch from any runs of events in memory; it is slow but
-simple. Evaluation uses `stored_batch`, and tests compare its batches with those of windows.
+simple. Evaluation uses `stored_batch`, and tests compare its batches with the batches of windows.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Window:
 
 
 class Kept:
-    """Holds what a process prepares once for all windows. Copies of the steps share it; another process starts anew."""
+    """Holds what a process prepares once for all windows. Copies of the steps share this object; processes do not."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -171,7 +171,7 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
 
     def load_window(self, epoch: int, number: int) -> BatchWindow[SequenceBatch]:
         """Reads the segments of a window's buckets, or this rank's share of them, in the order of the epoch."""
-        # The only window is prepared once and not in every epoch; otherwise a GPU would wait longer than it trains.
+        # A single window is prepared once and not in every epoch; otherwise a GPU would wait longer than it trains.
         is_only = self.plan.num_windows == 1
         prepared = self._whole if is_only else self._prepare(self.plan.buckets_of(epoch, number))
         mine, bounds = self.plan.deal(epoch, number, prepared.lengths, self.rank, self.world_size)
@@ -203,7 +203,7 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
         self._kept.catalogue = None, None
 
     def _items_of_catalogue(self) -> tuple[ItemPositions | None, DistinctItems | None]:
-        """Returns the stored positions of items and a table of all items, or None twice if they cannot be used."""
+        """Returns the stored positions of items and a table of all items, or (None, None) if they cannot be used."""
         with self._kept.lock:
             if self._kept.catalogue is None:
                 self._kept.catalogue = None, None
@@ -217,7 +217,7 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
 
     @property
     def _whole(self) -> PreparedHistories:
-        """All segments of a dataset that is a single window, in the order of the dataset."""
+        """All segments of a dataset that fits in a single window, in the order of the dataset."""
         with self._kept.lock:
             if self._kept.whole is None:
                 self._kept.whole = self._prepare(self.plan.buckets_of(0, 0))

@@ -1,11 +1,11 @@
 """Draws negatives uniformly from the catalogue, in addition to the items of a batch.
 
 This module takes a batch with the distinct items of its events and returns the same batch with additional items.
-Popular items fill a batch, so most items are hardly ever in a batch; a uniform draw reaches all items. Each draw is a
-function of (seed, epoch, window, place), so all ranks and a resumed run draw the same items. Decided: K draws from V
-items are made with replacement, and repeats are dropped. A loss needs the probability that an item is drawn at least
-once; this probability is exactly 1 − (1 − 1/V)^K. If K is V or more, the whole catalogue is taken, which makes an exact
-softmax possible.
+Most events of a batch have popular items, so most items of the catalogue are hardly ever in a batch. A uniform draw
+reaches all items. The seed and the step determine the draws, so all ranks and a resumed run draw the same items.
+Decided: K draws from V items are made with replacement, and repeats are dropped. A loss needs the probability that an
+item is drawn at least once; this probability is exactly 1 − (1 − 1/V)^K. If K is V or more, the whole catalogue is
+taken, which makes an exact softmax possible.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class UniformNegatives:
         frequencies: Frequencies,
         seed: int,
     ) -> None:
-        """`catalogue` is in ascending order. A range from 0 on stands for an array that would be too large."""
+        """`catalogue` is in ascending order. It may be a range from 0 on, if an array of all ids would be too large."""
         self._num_items = len(catalogue)
         self._ids = None if isinstance(catalogue, range) else catalogue
         self._hashing = hashing

@@ -1,6 +1,6 @@
 """Stores for each event the position of its item in the sorted catalogue, so that training need not look up items.
 
-A training batch needs the rows and shares of its distinct items. To find them from item ids, the items of a window must
+A training batch needs the table rows and frequencies of its distinct items. To find them, the item ids of a window must
 be dictionary-encoded and hashed, which takes longer than decoding the window. The position of an event's item never
 changes, because a snapshot never changes. So positions are computed once, in one pass over the items of the events, and
 stored beside the snapshot:

@@ -2,9 +2,9 @@
 
 This module takes a labelled snapshot (requests.parquet and events.parquet, see request_layout.py) and returns numbered
 `RequestBatch`es. The history of a request is assembled when the request is read: the newest `max_history` events that
-had been received strictly before the request. A batch holds the history of a request once, however many candidates it
-has, and the table rows of each distinct item once. The model repeats the result of a history for each candidate
-on the device. Every event of a request's history and every candidate of the request counts as one token.
+had been received strictly before the request. A batch holds the history of a request once, however many candidates the
+request has, and the table rows of each distinct item once. On the device, the model computes with each history once
+and repeats the result for each candidate. Every event of a history and every candidate counts as one token.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class RequestTable:
 
 
 class RequestSource(SequenceSource):
-    """Reads a labelled snapshot: its events, its requests, and the features of both that a model reads."""
+    """Reads a labelled snapshot: its events, its requests, and the features that a model reads."""
 
     def __init__(
         self,

@@ -4,10 +4,10 @@ This module takes a snapshot, the features that a model reads, and the positive 
 returns the histories of their users; columns that are not needed for this stay on disk. The data of a user lies in the
 same bucket of every file, so events and stored features are joined by reading the same rows of each file.
 
-Leave-last-out: the target of a user is the `held_out`-th event with a positive action, counted from the last, or the
-first such event if there are fewer. If `held_out` is 0, there is no target. Training sees only the events before the
-target, and evaluation ranks the catalogue for the target. Decided: neither training nor evaluation uses events after
-the target (for example a trailing `hide`).
+Leave-last-out: the target of a user is the `held_out`-th positive event, counted from the last. If the user has fewer
+positive events, the target is the first of them. If `held_out` is 0, there is no target. Training sees only the events
+before the target, and evaluation ranks the catalogue for the target. Decided: neither training nor evaluation uses
+events after the target (for example a trailing `hide`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tackboard.features.types import FLOAT
 Spans = list[tuple[int, int]]
 """Ranges of rows [first, last)."""
 Codes = Callable[[Spans], NDArray[np.int32]]
-"""A function from ranges of rows of the events to a number for each of these events."""
+"""A function that takes ranges of rows of events.parquet and returns a number for each event in them."""
 
 
 class ReadCounters:
@@ -97,7 +97,7 @@ class SequenceSource:
         if self.features.plan.trimmed([HISTORY]).needs_request_time:
             raise ConfigError(
                 "the feature history depends on the time of the request",
-                allowed="allowed: events.newest(n); training reads runs of events, which have no such time",
+                allowed="allowed: events.newest(n); training reads runs of events, which have no request time",
             )
         if not self.features.plan.reads_events:
             raise ConfigError("the feature history is not made of events", allowed="allowed: events.newest(n)")
@@ -161,9 +161,9 @@ class SequenceSource:
     def read(self, buckets: Sequence[int] | NDArray[np.int64] | None = None, codes: Codes | None = None) -> Sequences:
         """Reads the sequences of the users of `buckets`, which are in ascending order; None means all users.
 
-        Without `buckets`, times are always read to check their order. `index_training` checks the order of single
-        buckets. If `codes` is given, it returns a number for each event of some rows, and these numbers take the place
-        of item ids, which are not read. Give it only if the features only carry items (`only_carries_items`).
+        If `buckets` is None, times are always read to check their order; else `index_training` has checked it. If
+        `codes` is given, the item ids are not read. The numbers that `codes` returns for the events take their place.
+        Give `codes` only if the features compute nothing from the items (`only_carries_items`).
         """
         spans = self.spans_of(range(self.num_buckets) if buckets is None else buckets)
         more = [*(["context"] if self._reads_context() else []), *(["time_ms"] if buckets is None else [])]
@@ -171,7 +171,7 @@ class SequenceSource:
         table = self.read_columns(spans, [name for name in names if codes is None or name != "item_id"])
         if codes is not None:
             table = table.append_column("item_id", pa.array(codes(spans)))
-        # Columns are joined once, because each use of a column in several parts would join them again.
+        # The chunks of each column are joined here once, because otherwise every use of the column would join them.
         table = table.unify_dictionaries().combine_chunks()
         users = self.ranges_of_users(table)
         events = EventTable.from_arrow(table, self.features.plan)

@@ -37,7 +37,7 @@ BUCKET_STREAM = 12
 
 @dataclasses.dataclass(frozen=True)
 class Segments:
-    """Holds G runs of consecutive events of one user each. `starts` [G] and `users` [G] are indices into sequences."""
+    """Holds G runs of consecutive events, each of one user. `starts` [G] and `users` [G] are indices into sequences."""
 
     starts: NDArray[np.int64]
     lengths: NDArray[np.int64]
@@ -69,8 +69,8 @@ def cut_segments(
 def runs_of_all(segments: Segments, num_events: int, max_length: int) -> NDArray[np.int64]:
     """Cuts events 0 to `num_events` - 1 into runs of at most `max_length` events, and returns the offsets of the runs.
 
-    Every one of `segments`, which must be in ascending order, becomes a run of its own. The events between them, which
-    are not trained on, become further runs.
+    Each segment becomes one run. The events between the segments, which are not trained on, become further runs.
+    `segments` must be in ascending order.
     """
     begins = np.append(0, segments.starts + segments.lengths)
     others = cut_segments(begins, np.append(segments.starts, num_events), max_length)

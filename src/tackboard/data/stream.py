@@ -87,7 +87,7 @@ class StreamConfig(StepsConfig):
         return self.law.max_events
 
     def at(self, lineage: Mapping[str, Any]) -> Self:
-        """Returns this config. `Trainer` compares the lineage's snapshot with the present snapshot."""
+        """Returns this config unchanged, because `Trainer` checks that the lineage names the same stream."""
         del lineage
         return self
 
@@ -147,7 +147,7 @@ class StreamSource(SequenceSource):
                 allowed="allowed: columns of the history",
                 fix="turn off model.request_time and model.request_features",
             )
-        # A range instead of an array, because the ids of 200 million items would take 1.6 GB and nobody reads them.
+        # The catalogue is a range, because an array of 200 million ids would take 1.6 GB, and nothing reads the ids.
         self.catalogue = range(config.num_items)  # type: ignore[assignment]
         self._names = {
             str(node.params["column"]): read_source(
@@ -178,7 +178,7 @@ class StreamSource(SequenceSource):
         return twin
 
     def histories_of(self, users: NDArray[np.int64], num_events: NDArray[np.int64]) -> Sequences:
-        """Makes the first `num_events` events of each user, at least one each. The last event is held out."""
+        """Makes the first num_events[u] events of users[u], at least one. The last of these events is held out."""
         offsets = offsets_of(num_events)
         items = self.law.items_of(users, offsets)
         positions = np.arange(len(items)) - np.repeat(offsets[:-1], num_events)
@@ -202,7 +202,7 @@ class StreamSource(SequenceSource):
         )
 
     def test_sequences(self, max_users: int | None = None) -> Sequences:
-        """Returns the histories of the test users who have an event before their last one, at most `max_users`."""
+        """Returns the histories of at most `max_users` test users; users with fewer than two events are left out."""
         first = self.law.config.num_users
         users = np.arange(first, first + self.law.config.num_test_users, dtype=np.int64)
         num_events = self.law.num_events(users)
@@ -259,7 +259,7 @@ class StreamSteps(NumberedSteps[SequenceBatch]):
             "validation": (law.num_users - num_validation, num_validation),
             "test": (law.num_users, law.num_test_users),
         }[part]
-        # The mean number of users that fill a step, plus six deviations. These users nearly always have enough events.
+        # On average, `mean` users fill a step. With six standard deviations more, users nearly always fill it.
         mean = config.tokens_per_step / law.mean_events
         self.users_per_step = math.ceil(mean + 6.0 * math.sqrt(mean))
         num_steps = num_users // self.users_per_step

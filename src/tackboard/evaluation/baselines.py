@@ -1,4 +1,4 @@
-"""The two baselines that every model must beat: popular items, and items that often occur near the user's recent items.
+"""Defines the two baselines that every model must beat: popularity, and co-occurrence with the user's recent items.
 
 Both count training events only. Their method `score` returns scores over the catalogue for some users at a time.
 `ItemToItem` scores items by cosine co-occurrence. Two items co-occur if they are within `WINDOW` events of each other

@@ -1,10 +1,10 @@
-"""Evaluates a model of a stream on held-out users, beside popularity and an oracle whose probabilities are exact.
+"""Evaluates a model on held-out users of a stream, and compares it with popularity and with an exact oracle.
 
 The protocol: the history of a test user is all events but the last, and the last event's item is the target. The
 choices are a fixed sample of items that the stream's law draws by popularity, the same for all users and all runs. Only
 users whose target is in the sample count. For these users, the probability of a target is the true probability of the
-item given the history, scaled so that the sample has a sum of 1. So no predictor can expect a smaller mean log-loss
-than the oracle. Each rival is a softmax over the sample:
+item given the history, scaled so that the probabilities of the sample sum to 1. So no predictor can expect a smaller
+mean log-loss than the oracle. Each rival is a softmax over the sample:
 
     popularity   each item's exact share of all events
     model        its scores, such as cosines divided by the learned temperature
@@ -91,7 +91,7 @@ def evaluate_stream(
 
 
 def stream_rivals(model: Any, sequences: Sequences, hashing: HashConfig, max_history: int) -> dict[str, ScoreUsers]:
-    """Returns functions from positions of users to scores over the catalogue. A softmax makes them probabilities."""
+    """Returns functions from positions of users to scores over the catalogue. A softmax gives the probabilities."""
     assert isinstance(sequences.source, StreamSource)
     law, catalogue = sequences.source.law, sequences.catalogue
     log_shares_S = law.log_share(catalogue)

@@ -1,4 +1,4 @@
-"""The oracle, which ranks items by their true probabilities. Only synthetic worlds have an oracle."""
+"""Defines the oracle, which ranks items by their true probabilities. Only synthetic worlds have an oracle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tackboard.features.entity_tables import find_ids
 
 
 def oracle(sequences: Sequences) -> ScoreUsers | None:
-    """Returns a function that scores items by their true probability, or None if the dataset is no synthetic world."""
+    """Returns a function that scores items by their true probability; None if the dataset is not a synthetic world."""
     dataset = sequences.source.dataset
     truth = dataset.read_truth()
     if truth is None:

@@ -1,1 +1,1 @@
-"""Fast operations. Tests compare each operation with a plain implementation of the same computation."""
+"""Contains fast operations. Tests compare each operation with a plain implementation of the same computation."""

@@ -1,10 +1,11 @@
-"""The contrastive loss: compares the score of each right item with a weighted sum over negatives.
+"""Computes the contrastive loss, which compares the score of each right item with a weighted sum over negatives.
 
     loss of a pair = log(1 + Σ w e^s / e^s⁺) = softplus(log Σ w e^s − s⁺)          s = ⟨hidden, item⟩
 
-The inputs are the hidden vectors of R sums, the vectors of M items, the log weight of each item as a negative, and P
-pairs. A pair belongs to a sum and has a right item (a positive) and a weight. Several pairs may share a sum. The output
-is the weighted total of the losses, which has a gradient, and the loss of each pair, which has none.
+The inputs are R hidden vectors, the vectors of M items, the log weight of each item as a negative, and P pairs. Each
+hidden vector has one sum over its negatives. A pair belongs to one sum and has a right item (a positive) and a weight.
+Several pairs may share a sum. The output is the weighted total of the losses, which has a gradient, and the loss of
+each pair, which has none.
 
 There are three implementations with the same results:
 
@@ -12,9 +13,8 @@ There are three implementations with the same results:
     contrastive_blocked     CPU, and a GPU without Triton: some sums at a time, gradients in the same pass
     contrastive_triton      GPU: scores exist only in registers; the backward pass computes them again
 
-Decided: the weights of pairs are an input. The blocked implementation then knows the gradient of every loss when it has
-the scores of a block, so it computes the gradients at once: three matrix products instead of four, and the scores are
-still in the cache. The gradients of the weights are not computed.
+Decided: the weights of pairs are an input and get no gradients. So the blocked implementation can compute the gradients
+of a block while its scores are still in the cache. This takes three matrix products instead of four.
 
 Shapes: R sums, M items, D width, P pairs, G groups of own items, O own items of all groups.
 """
@@ -36,10 +36,10 @@ MAX_TRITON_WIDTH = 1024
 
 @dataclasses.dataclass(frozen=True)
 class OwnItems:
-    """Items that are no negatives of some sums, as lists per group: group g has items[offsets[g] : offsets[g + 1]].
+    """Items that are not negatives of some sums, as lists per group: group g has items[offsets[g] : offsets[g + 1]].
 
-    An item may occur more than once in a list. `of_sum` [R] names the group of each sum. With `places`, an item is
-    taken out only of sums with `places[o] < seen[r]`: the loss then keeps a user's later items as negatives.
+    An item may occur more than once in a list. `of_sum` [R] names the group of each sum. With `places`, item o is taken
+    out of sum r only if `places[o] < seen[r]`. So the loss keeps a user's later items as negatives.
     """
 
     offsets: torch.Tensor
@@ -77,7 +77,7 @@ def contrastive_loss(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the weighted total of the losses, and the loss of each pair [P] without a gradient.
 
-    A log weight of -inf means that the item is no negative. Without any negative the loss of a pair is 0.
+    A log weight of -inf means that the item is not a negative. If there are no negatives, the loss of a pair is 0.
     """
     if hidden_RD.dim() != 2 or items_MD.dim() != 2 or hidden_RD.shape[1] != items_MD.shape[1]:
         raise DataError(

@@ -1,4 +1,4 @@
-"""The contrastive loss (see `contrastive`) for a block of hidden vectors at a time, with gradients in the same pass.
+"""Computes the contrastive loss (see `contrastive`) a block of hidden vectors at a time, gradients in the same pass.
 
 Each hidden vector has one sum over negatives. For a block of hidden vectors, one matrix product gives the scores. The
 scores of own items are overwritten by index, not by a mask of the whole block. Then the scores are replaced by their
@@ -63,7 +63,7 @@ class _Blocked(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         needs_gradient = any(ctx.needs_input_grad[:2])
         device_type = hidden_RD.device.type
-        # Only the large products are computed in autocast's type; `_compute` names them.
+        # Only the large products (`_product`) are computed in autocast's type.
         is_on = torch.is_autocast_enabled(device_type)
         product_type = torch.get_autocast_dtype(device_type) if is_on else torch.float32
         with torch.autocast(device_type, enabled=False):

@@ -1,4 +1,4 @@
-"""The contrastive loss as it is defined (see `contrastive`), in plain PyTorch with all scores in memory."""
+"""Computes the contrastive loss by its definition (see `contrastive`), in plain PyTorch with all scores in memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tackboard.ops.contrastive import ContrastivePairs, OwnItems
 
 EXCLUDED = -1e4
-"""The score of an item that is no negative. It is not -inf, which gives NaN gradients if there are no negatives."""
+"""The score of an item that is not a negative. A score of -inf would give NaN gradients if there are no negatives."""
 
 
 def contrastive_loss(
@@ -47,9 +47,9 @@ def total_and_losses(
 
 
 def own_mask(own: OwnItems, num_items: int) -> torch.Tensor:
-    """Returns the lists of own items as a table: bool [G, M], or with `places` the smallest place, int32 [G, M].
+    """Returns a table [G, M] that says whether each group has each item (bool).
 
-    An item that a group does not have gets the place 2³¹ - 1.
+    With `places`, the table holds the item's smallest place in the group (int32), or 2³¹ - 1 if it is not there.
     """
     num_groups, num_own = len(own.offsets) - 1, len(own.items)
     groups_G = torch.arange(num_groups, device=own.items.device)

@@ -1,4 +1,4 @@
-"""The contrastive loss (see `contrastive`) as Triton kernels for a GPU: scores exist only in registers.
+"""Computes the contrastive loss (see `contrastive`) with Triton kernels on a GPU. Scores exist only in registers.
 
     forward    a program has BLOCK_R sums and visits all items:  scores → running maximum and sum → log sum
     backward   a program has BLOCK_R sums and visits all items:  scores → softmax · slope → gradient of hidden vectors
@@ -122,7 +122,7 @@ class _Inputs:
         self.log_weights_M, self.left_out_R, self.own, self.mask = log_weights_M.contiguous(), left_out_R, own, mask
 
     def pointers(self, log_sums_R: torch.Tensor) -> tuple[Any, ...]:
-        """Returns the tensors and sizes in the order of the kernels' parameters. An unused tensor may be any tensor."""
+        """Returns the tensors and sizes in the order of the kernels' parameters. Unused parameters get any tensor."""
         own, unused = self.own, log_sums_R
         return (
             self.hidden_RD,

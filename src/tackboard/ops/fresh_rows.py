@@ -1,7 +1,7 @@
 """Makes the fresh rows of a table: their values before training, as a pure function of (key, row, column).
 
 The key stands for a seed and a table. A value is made from the 64 bits of `random_bits(key, row, column)` (see
-`stochastic_rounding`): these are four fields of 16 bits. The sum of the fields, minus its mean, is a whole number that
+`stochastic_rounding`), read as four fields of 16 bits. The sum of the fields, minus its mean, is a whole number that
 fp32 holds exactly. One multiplication by an fp32 constant gives the value. So the same row has the same bits on any
 device, in any order and for any subset of the rows, because only integer arithmetic and one exactly rounded product are
 used. The arithmetic is 64-bit, so a table may have more than 2^31 elements.
@@ -28,7 +28,7 @@ from tackboard.ops.stochastic_rounding import random_bits
 FIELD_BITS = 16
 MEAN_OF_SUM = 4 * ((1 << FIELD_BITS) - 1) // 2
 STD_OF_SUM = math.sqrt(((1 << 2 * FIELD_BITS) - 1) / 3)
-"""A uniform whole number from 0 to 65,535 has the variance (65,536² - 1) / 12. The sum of four has four times this."""
+"""A uniform number from 0 to 65,535 has the variance (65,536² - 1) / 12. A sum of four has four times this variance."""
 _LOW_FIELDS = 0x0000_FFFF_0000_FFFF
 _SUM_MASK = 0x3_FFFF
 ELEMENTS_AT_ONCE = {"cpu": 1 << 17, "cuda": 1 << 22}

@@ -1,11 +1,11 @@
-"""Computes causal attention of packed rows without padding, in the fastest way that the device and the settings allow.
+"""Computes causal attention of packed rows, in the fastest way that the device and the settings allow.
 
 Queries, keys and values are packed tokens [T, H, d], and `RowLayout` says where rows lie. A token reads itself and the
 tokens before it in its row. The output is what each token reads [T, H, d].
 
     device, setting                                           way
     CPU                                                       grids of rows of similar length (`_reference`)
-    GPU, dropout of weights, or very wide heads               the same grids; a message says so
+    GPU, with dropout of weights or very wide heads           the same grids; a message says so
     GPU, softmax without a bias, bf16 or fp16 (see `choose`)  torch's varlen_attn (Flash Attention)
     GPU, everything else                                      our kernels (`_triton`); the same grids without Triton
 
@@ -80,8 +80,8 @@ def choose(q_THd: torch.Tensor, weighing: Weighing) -> str:
 
 
 def varlen_attention(q_THd: torch.Tensor, k_THd: torch.Tensor, v_THd: torch.Tensor, layout: RowLayout) -> torch.Tensor:
-    """Returns softmax attention by torch's kernel for packed rows. It exists on GPUs only, in bf16 and fp16."""
-    # Imported only where it runs: it imports torch's compiler, which takes seconds.
+    """Returns softmax attention by torch's kernel for packed rows. The kernel exists on GPUs only, in bf16 and fp16."""
+    # The import is here and not at the top, because it imports torch's compiler, which takes seconds.
     from torch.nn.attention.varlen import varlen_attn
 
     offsets, bound = layout.offsets, layout.bound

@@ -43,19 +43,19 @@ class Elapsed:
     boundaries: torch.Tensor
     """Times in ms, rising. The bucket of an elapsed time is the number of boundaries at or below it."""
     grids: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
-    """Buckets of the grids that were computed already, by their first cell: all layers read the same buckets."""
+    """First cell of a grid → the grid's buckets, computed once, because all layers read the same buckets."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Weighing:
-    """How scores become weights: what is added to ⟨q, k⟩, and the function that follows."""
+    """How scores become weights: the biases that are added to ⟨q, k⟩, and the function of the sum."""
 
     pointwise_over: int = 0
-    """0: softmax of ⟨q, k⟩ / √d + bias. Otherwise silu(⟨q, k⟩ + bias) divided by this number."""
+    """0 means the softmax of ⟨q, k⟩ / √d + bias. Any other number n means silu(⟨q, k⟩ + bias) / n."""
     position_bias_P: torch.Tensor | None = None
-    """Added by distance from key to query. Keys that are farther away than P - 1 get the last number."""
+    """The bias for each distance from key to query. Keys that are farther away than P - 1 get the last number."""
     time_bias_VH: torch.Tensor | None = None
-    """Added by bucket of elapsed time, for each head [V, H] or the same for all heads [V, 1]."""
+    """The bias for each bucket of elapsed time: one per head [V, H], or the same for all heads [V, 1]."""
     elapsed: Elapsed | None = None
     """The elapsed times; needed with a time bias."""
     dropout: float = 0.0

@@ -7,9 +7,9 @@ them.
 
 The gradients of biases have a kernel of their own. Each program sums its part over its heads: by bucket of time in
 registers, and by distance into memory that no other program writes. PyTorch adds up the parts. So all sums have a fixed
-order, and every gradient is the same in every run. Distances are found by turning a tile so that its diagonals become
-columns. Buckets are summed one by one between the least and the greatest bucket of the tile; in rows sorted by time,
-tiles far from the diagonal have few buckets.
+order, and every gradient is the same in every run. To sum by distance, a tile is turned so that its diagonals become
+columns. Buckets are summed one by one, from the least to the greatest bucket of the tile. In rows sorted by time, tiles
+far from the diagonal have few buckets.
 
 Shapes: T packed tokens, H heads, d width of a head, N blocks, V buckets of time, P distances, G heads with a bias of
 their own (H or 1).
@@ -251,7 +251,7 @@ def bias_kernel(
     buckets = tl.arange(0, 1 << STEPS)
     by_bucket = tl.zeros((1 << STEPS,), tl.float32)
     left_over = tl.zeros((SIZE,), tl.float32)
-    # Column c of a turned tile holds the pairs whose distance is start - begin + c, or SIZE less (`is_near` is false).
+    # The pairs in column c of a turned tile have the distance start - begin + c; if not `is_near`, it is SIZE less.
     turned = (numbers[:, None] - numbers[None, :] + SIZE) % SIZE
     is_near = numbers[:, None] >= numbers[None, :]
     for begin in range(0, start + SIZE, SIZE):
@@ -386,7 +386,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.T
 
 def _differentiate(ctx: Any, dread_THd: torch.Tensor, _dlse: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     *inputs, read_THd, lse_HT = ctx.saved_tensors
-    delta_HT = lse_HT  # Without a softmax, neither tensor is read.
+    delta_HT = lse_HT  # Without a softmax, neither of these two tensors is read.
     if not ctx.numbers[0]:
         delta_HT = (dread_THd.float() * read_THd.float()).sum(-1).T.contiguous()
     found = _backward(*inputs, *ctx.numbers, lse_HT, delta_HT, dread_THd.contiguous())

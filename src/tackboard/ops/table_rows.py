@@ -1,17 +1,17 @@
-"""Looks rows of sub-tables up and updates them by row-wise Adagrad: kernels on a GPU, plain PyTorch elsewhere.
+"""Looks up rows of sub-tables and updates them by row-wise Adagrad, with kernels on a GPU, elsewhere in plain PyTorch.
 
 The input is a weight that holds k sub-tables one after another, and each item's row in each sub-table. `lookup` returns
-the concatenated rows of each item, and the rows of the weight that were read. `row_wise_adagrad_` takes those rows with
-their gradients and moves the weight in place. A negative row is padding: it reads zeros and is never updated.
+the concatenated rows of each item, and the numbers of the rows that were read. `row_wise_adagrad_` takes these numbers
+and the gradients of the rows, and updates the weight in place. A negative row is padding: it reads zeros and is never
+updated.
 
 Decided: on a GPU nothing waits for the device and no shape depends on data. The learning rate, the rounding key and the
-flag `keep` are numbers on the device. If `keep` is false, then an update changes nothing. So the flag may be the result
-of a check that the host has not seen yet, and a CUDA graph can hold the update. Gradients of repeated rows are added in
+flag `keep` are numbers on the device. If `keep` is false, an update changes nothing. So the flag may be the result of
+a check that the host has not seen yet, and a CUDA graph can contain the update. Gradients of repeated rows are added in
 a fixed order, so a repeated update gives the same bits. On a GPU, a row number beyond the weight reads NaN and is never
-updated, because the host would have to wait to raise an error. Elsewhere it raises IndexError.
+updated, because the host would have to wait for the GPU to raise an error. Elsewhere it raises IndexError.
 
-Shapes: M items, k sub-tables, D = k × d width of the concatenation, R rows of the weight, d width of a row,
-L = M × k looked-up rows.
+Shapes: M items, k sub-tables, d width of a row, D = k × d width of a vector, R rows of the weight, L = M × k rows read.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def lookup(
     """Returns the vectors of items [M, D] as `dtype`, and the rows of the weight that were read [L].
 
     Sub-table k begins at row `first_rows_K[k]` of the weight. The returned rows are int32 if the weight has fewer than
-    2^31 rows, because narrow numbers are sorted faster, else int64. Padding has row -1.
+    2^31 rows, else int64. int32 is preferred because it is sorted faster. Padding has row -1.
     """
     if weight_Rd.dtype not in STORAGES or dtype not in OUTPUTS:
         raise DataError(
-            f"cannot look rows of {weight_Rd.dtype} up as {dtype}",
+            f"cannot look up rows of {weight_Rd.dtype} as {dtype}",
             allowed="allowed: rows of float32, float16 or bfloat16, looked up as float32 or bfloat16",
         )
     if item_rows_MK.dim() != 2 or first_rows_K.shape != item_rows_MK.shape[1:]:
@@ -66,7 +66,7 @@ def row_wise_adagrad_(
     eps: float,
     rounding_key: torch.Tensor | int,
 ) -> None:
-    """Moves the weight and the running sums in place; changes nothing if `keep` (bool, no dimension) is false.
+    """Updates the weight and the running sums in place; changes nothing if `keep` (bool, no dimension) is false.
 
     Gradients of the same row are added first, and each element of the total is clipped to ±`clip_element`. The mean
     square of a row's total is added to the row's running sum (fp32), and the row moves by

@@ -1,10 +1,10 @@
-"""Looks rows up and updates them with plain PyTorch: the twin of `table_rows_triton`, and the fast path of the CPU.
+"""Looks up rows and updates them in plain PyTorch: the fast path on a CPU, and the plain twin of `table_rows_triton`.
 
-`table_rows` states the contract. Decided for the CPU, by measurement: a row and its place are packed into one 64-bit
-number and sorted by NumPy, whose sort of numbers is several times faster than torch's sort with places. The packed
-numbers are all different, so equal rows stay in their order. Repeated rows are added by `embedding_bag`, which reads
-the gradient in place, adds in that order, and gives each row to one thread. So the result does not depend on the number
-of threads.
+`table_rows` states the contract. Decided for the CPU, by measurement: each row number and its place are packed into one
+64-bit number, and NumPy sorts these numbers. This is several times faster than torch's sort, which also returns the
+places. The packed numbers are all different, so equal rows stay in their order. Repeated rows are added by
+`embedding_bag`, which reads the gradient in place, adds in that order, and gives each row to one thread. So the result
+does not depend on the number of threads.
 
 Shapes: M items, k sub-tables, D = k × d, R rows of the weight, d width of a row, L looked-up rows, U distinct rows.
 """

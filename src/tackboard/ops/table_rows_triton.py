@@ -1,18 +1,18 @@
-"""Looks rows up and updates them with Triton kernels; `table_rows` states the contract.
+"""Looks up rows and updates them with Triton kernels; `table_rows` states the contract.
 
 A lookup is one kernel: it adds the first row of the sub-table, gathers, converts and writes the concatenation. An
 update sorts the rows and starts two kernels. Each program of the first kernel owns a tile of TILE_ENTRIES sorted
 entries. It adds the gradients of each row in the tile. A row that lies within the tile is updated at once; the partial
 sum of a row that crosses an edge of the tile goes to scratch memory. The second kernel has one program per tile. If a
-row begins in the tile and leaves it, the program adds up the partial sums of the row and updates it. So a row that is
-repeated 10,000 times is added up by 313 programs, and every order of additions is fixed.
+row begins in the tile and ends in a later one, the program adds up the partial sums of the row and updates it. So a row
+that is repeated 10,000 times is added up by 313 programs, and every order of additions is fixed.
 
 Decided: division and square root are rounded as on the CPU (`div_rn`, `sqrt_rn`), and rounding to half precision is
 `ops.stochastic_rounding` in integers. So a row that is looked up once gets the same bits on both devices, except for
 the order in which the squares of its elements are added.
 
 Shapes: M items, k sub-tables, D = k × d, R rows of the weight, d width of a row, L entries (looked-up rows), E entries
-of a program, C columns of a program (d, raised to a power of two), T tiles.
+of a program, C columns of a program (d, rounded up to a power of two), T tiles.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def update_crossing_rows_kernel(
     INFINITY: tl.constexpr,
     NAN: tl.constexpr,
 ) -> None:
-    """Updates the row that begins in one tile and leaves it, if there is such a row."""
+    """Updates the row that begins in this program's tile and ends in a later tile, if there is such a row."""
     tile = tl.program_id(0).to(tl.int64)
     start, end = tile * ENTRIES, (tile + 1) * ENTRIES
     is_kept = tl.load(keep) != 0

@@ -4,7 +4,7 @@ The bench writes made-up tables into a folder, lets every contender compute the 
 returns a dictionary of figures. The values of a rival are compared with ours. If they differ, the rival's time is not
 reported. The rivals are in `benchmarks/rivals/`. If they are not installed (`rivals`), only Tackboard is measured.
 
-    batch        rows per CPU-second, summed over threads because cores cost money; a row is a candidate of a request
+    batch        rows per CPU-second of all threads, because cores cost money; a row is a candidate of a request
     online       µs for one request; the items are known beforehand, so every contender prepares the features that
                  depend on an item alone, as the online executor does with a table of items
     unprepared   µs for one request that carries the attributes of its candidates

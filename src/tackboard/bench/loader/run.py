@@ -317,7 +317,7 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
     if result["left_out"]:
         found.append(f"left out in this run: {', '.join(result['left_out'])}")
     if not result["checked"]:
-        found.append("batches of a dataset of this size are not compared, but those of the made-up dataset are")
+        found.append("the batches of a dataset of this size are not compared; a run on made-up data compares them")
     for name, figures in result["contenders"].items():
         for sentence in [figures["failed"]] if "failed" in figures else figures.get("differs", []):
             found.append(f"{name}: {sentence}")

@@ -1,1 +1,1 @@
-"""`tackboard bench pretrain`: compares a training step with its floor, adding one optimisation at a time."""
+"""`tackboard bench pretrain` compares the time of a training step with its floor, the least time it can take."""

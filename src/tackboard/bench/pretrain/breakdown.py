@@ -1,11 +1,11 @@
-"""Where the time of a training step goes: the profile of some steps of the real trainer, added up by part.
+"""Shows where the time of a training step goes: profiles some steps of the real trainer and adds up the times by part.
 
 The module takes a trainer and returns milliseconds per step of each part. An operation belongs to the part of the model
 that called it. An operation of the backward pass belongs to the part of the forward operation whose gradient it
-computes; torch's profiler gives both the same sequence number. On a GPU the times are those of kernels, on a CPU those
-of the main thread. Decided: parts are found by hooks on the modules of PinFM and by the names of operations (matrix
-products, attention), so the profile follows the code when operations are replaced. All that `model.loss` does outside
-of tables, projections and backbone belongs to the loss.
+computes; torch's profiler gives both the same sequence number. On a GPU the times of kernels are added up, and on a CPU
+the times of the main thread. Decided: parts are found by hooks on the modules of PinFM and by the names of operations
+(matrix products, attention), so the profile stays correct when operations are replaced. All work of `model.loss`
+outside of tables, projections and backbone belongs to the loss.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ATTENTION = re.compile(r"attention|flash|fmha", re.IGNORECASE)
 def profiled(trainer: TimedTrainer) -> dict[str, Any]:
     """Trains under the profiler and returns `parts` (ms per step), `wall_ms`, `gpu_ms` and `synchronisations`.
 
-    The figures of a GPU are None on a CPU.
+    On a CPU, `gpu_ms` and `synchronisations` are None.
     """
     is_gpu = trainer.device.type == "cuda"
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if is_gpu else [])
@@ -80,7 +80,7 @@ def add_up(events: Iterable[Any], *, is_gpu: bool) -> dict[str, float]:
     parts_of_forward: dict[int, str] = {}
     for event in sorted(known, key=lambda event: event.time_range.start):
         part = _part_of_range(event)
-        # Several operations may have the same number. The last of them made the node of the graph, so its part counts.
+        # If several operations have the same number, the last of them made the node of the graph, so its part counts.
         if part is not None and event.sequence_nr >= 0:
             parts_of_forward[event.sequence_nr] = part
     main = {event.thread for event in known if event.name.startswith(MARK)}
@@ -123,7 +123,7 @@ def _part(event: Any, parts_of_forward: Mapping[int, str]) -> str:
             return str(event.name.removeprefix(MARK))
         if event.name.startswith(BACKWARD):
             if "AccumulateGrad" in event.name:
-                return "tables"  # Dense gradients are moved here, not copied.
+                return "tables"  # Dense gradients are moved without a copy, so the time is that of table gradients.
             return parts_of_forward.get(event.sequence_nr, "rest")
         event = event.cpu_parent
     return "rest"

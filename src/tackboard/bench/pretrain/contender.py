@@ -3,8 +3,8 @@
     python -m tackboard.bench.pretrain.contender SPEC.json        # our own side
     python -m rivals.plain_pretrain SPEC.json                     # the rival, in benchmarks/
 
-SPEC.json is a `Spec`. Decided: every measurement gets a new process, because the settings of the memory allocator, the
-compiled code and the peak of memory apply to a whole process.
+SPEC.json holds a `Spec`. Decided: every measurement gets a new process, because the settings of the memory allocator,
+the compiled code and the peak of memory apply to a whole process.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The sizes that `tackboard bench pretrain` measures, and the datasets that it makes up for them.
+"""Defines the sizes that `tackboard bench pretrain` measures, and makes up the datasets for them.
 
 A preset is a run's config with the sizes of a synthetic log. `rows` says how long the rows of a batch are: "mixed"
 gives rows of 48 events on average and at most 256, "full" gives rows of exactly 256 events. A few items are in many
-events. Decided: every event is a positive and the only negatives are drawn uniformly. So the loss of a step has tokens
-× `negatives` scores, the same for every implementation.
+events. Decided: every event is a positive, and all negatives are drawn uniformly. So every implementation computes the
+same number of scores for the loss of a step: tokens × `negatives`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tackboard.train.optimizers import OptimizerConfig
 
 MAX_LENGTH = 256
 MEAN_LENGTH = 50
-"""Mean number of events of a user. Cut into rows of at most 256 training events, this gives 48 events per row."""
+"""Mean number of events of a user. Users are cut into rows of at most 256 training events; a mean row has 48 events."""
 GAP_MS = 60_000
 SEED = 20261115
 
@@ -71,7 +71,7 @@ class Preset:
     config: Callable[[], RunConfig]
     rows: Literal["mixed", "full"] = "mixed"
     num_events: int = 600_000
-    """Events of the synthetic log; 0 means that there is none, and that --data must name a dataset."""
+    """Number of events of the synthetic log. 0 means that there is no synthetic log and --data must name a dataset."""
     num_items: int = 100_000
     warmup: int = 5
     """Steps before the timed steps."""
@@ -148,7 +148,7 @@ PRESETS = {
 
 
 def find_preset(name: str) -> Preset:
-    """Returns a preset by name. Raises UsageError if there is none."""
+    """Returns a preset by name. Raises UsageError if there is no preset of this name."""
     if name not in PRESETS:
         raise UsageError(f"there is no size {name!r}", allowed=f"allowed: {', '.join(PRESETS)}")
     return PRESETS[name]

@@ -1,15 +1,14 @@
-"""The floor of a pretraining step: the work that no implementation of the algorithm can leave out, in seconds.
+"""Computes the floor of a pretraining step: the seconds of the work that no implementation of it can leave out.
 
 The module takes a PinFM (on any device, also meta), the counts of a batch and the peaks of a device. It returns a list
 of items with their formulas. The floor is the sum of the items. This list was committed before the step was optimised,
 so the floor could not be fitted to the result of an optimisation.
 
-`FORMULAS` says what each item counts, in the letters below.
-
-The time of a matrix product is measured on this device, for exactly its shape. The time of all other work is that of
-the bytes that must be read and written, at the bandwidth of a large copy. Numbers have the precision of matrix products
-unless a formula says fp32. Rows of tables and their sums are counted in whole memory sectors (32 bytes on a GPU, 64
-bytes on a CPU), because memory is read in sectors.
+`FORMULAS` says what each item counts, in the letters below. The time of a matrix product is measured on this device,
+for exactly its shape. All other work takes the time to read and write its bytes, at the bandwidth of a large copy. Only
+attention may take longer: the time of its FLOP at the speed of a large product. Numbers have the precision of matrix
+products unless a formula says fp32. Rows of tables and their sums are counted in whole memory sectors (32 bytes on a
+GPU, 64 bytes on a CPU), because memory is read in sectors.
 
 Decided: work that can be fused into its neighbour is free (activations, biases, dropout, masks, the softmax, the copy
 of the batch). The times of the items are added up, because the items depend on each other and cannot overlap. Padding
@@ -59,7 +58,7 @@ FP32_BYTES = 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Counts:
-    """What a step has to do: the letters of the module's docstring, as counted in real batches."""
+    """The counts that the letters of the module's docstring stand for, from real batches."""
 
     num_events: int
     num_rows: int
@@ -85,7 +84,7 @@ class Counts:
             parts.append(future_token_pairs(batch, loss.future_token_anchor, loss.future_token_window))
         pairs = join_pairs(parts)
         num_predicting = len(torch.unique(pairs.tokens))
-        # Pairs of one token share a sum if the mask of the user's own items contains the right item of each pair.
+        # If the mask of the user's own items contains the right item of each pair, all pairs of a token share one sum.
         shares_sums = loss.mask_same_user and not loss.later_negatives
         weights = negative_log_weights(batch, in_batch=loss.in_batch_negatives, correct_popularity=False)
         tokens_B = batch.lengths() + 1
@@ -140,7 +139,7 @@ class Speeds(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FloorItem:
-    """One line of the floor. Products take their measured time; other work the longer of FLOP time and byte time."""
+    """One line of the floor. Products take their measured time; other work takes the longer of FLOP and byte time."""
 
     name: str
     products: tuple[Product, ...] = ()
@@ -148,7 +147,7 @@ class FloorItem:
     bytes: int = 0
 
     def seconds(self, speeds: Speeds) -> float:
-        """Returns the seconds that a device with these speeds needs at least."""
+        """Returns the least number of seconds that a device with these speeds needs."""
         at_shape = sum(one.count * speeds.product_seconds(one.rows, one.inner, one.columns) for one in self.products)
         return at_shape + max(self.flops / speeds.flops_per_s, self.bytes / speeds.bytes_per_s)
 
@@ -160,7 +159,7 @@ class FloorItem:
 def floor_items(model: nn.Module, counts: Counts, *, number_bytes: int, device_type: str) -> list[FloorItem]:
     """Returns the floor's items. `number_bytes` is the size of a number in matrix products: 4 (fp32) or 2 (bf16).
 
-    Raises UsageError if the model is no PinFM.
+    Raises UsageError if the model is not a PinFM.
     """
     if not isinstance(model, PinFM):
         raise UsageError(f"the floor of {type(model).__name__} is unknown", allowed="allowed: a PinFM")

@@ -1,13 +1,13 @@
-"""The ladder: optimisations of the training step in the order in which they are added, each with its slow twin.
+"""Defines the ladder: the optimisations of the training step, in the order in which the bench adds them.
 
-A rung is one optimisation. The first measurement has no rung, every later measurement adds one rung, and the last one
-is `tackboard train` as it is. A rung is switched off by settings of the run or by a context that puts the slow twin in
-place of the fast operation:
+A rung is one optimisation. The first measurement has no rung, every later measurement adds one rung, and the last
+measurement is `tackboard train` as it is. A rung is switched off by settings of the run, or by a context that replaces
+the fast operation by its slow twin, which computes the same result:
 
     Rung("blocks", "the loss in blocks", off=replaced("tackboard.ops.contrastive:choose", slow_twin))
 
-Every rung has a tolerance: the loss after the timed steps may differ from the loss of the first measurement by at most
-this share, because an optimisation that changes results is no optimisation.
+An optimisation must not change results. So every rung has a tolerance, the largest relative difference between the loss
+after the timed steps and that of the first measurement.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Measures the peaks of a device: the time of a matrix product of a given shape, and the bandwidth of a large copy.
 
 Decided: a peak is the shortest of several measurements, because a floor must not contain the work of other processes.
-Every shape is measured once per run. A product whose matrices would not fit is measured at half its longest side (or a
-quarter, and so on), and its time is scaled.
+Every shape is measured once per run. If the matrices of a product are too large, its longest side is halved until they
+fit, and the measured time is scaled up.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Callable
 import torch
 
 SQUARE = {"cpu": 1024, "cuda": 8192}
-"""Side of the square product whose speed is the peak of a device."""
+"""Side of the square matrices whose product gives the peak speed of a device."""
 COPIED_NUMBERS = {"cpu": 1 << 25, "cuda": 1 << 30}
-"""Number of fp32 numbers in the copy whose speed is the bandwidth of a device; too many for any cache."""
+"""Number of fp32 numbers in the copy that gives the bandwidth of a device. They do not fit into any cache."""
 MOST_CELLS = {"cpu": 1 << 25, "cuda": 1 << 31}
 """Largest number of cells of a measured matrix."""
 
@@ -63,7 +63,7 @@ class Peaks:
         return scale * self._best(lambda: torch.mm(left, right, out=out))
 
     def _best(self, work: Callable[[], object]) -> float:
-        """Returns the seconds of one call of `work`: the shortest of several measurements of at least 5 ms each."""
+        """Returns the seconds of one call of `work`: the shortest of several measurements, of about 5 ms each."""
         work()
         calls = max(1, min(1000, int(0.005 / max(self._once(work, 1), 1e-6))))
         return min(self._once(work, calls) for _ in range(self.repeats))

@@ -1,9 +1,9 @@
-"""Writes the batches of the first steps, and the first parameters of the model, for the rival of the bench.
+"""Writes the batches of the first steps, and the initial parameters of the model, for the rival of the bench.
 
 The module takes a config and a source of data, and writes one safetensors file. A rival reads the file before its clock
-starts. The file also holds the loss of the first batch, so that the rival's loss is checked before its time
-counts. Decided: parameters of more than LARGEST_BYTES are left out, because a file of large tables would take longer to
-write than everything else. The rival then starts from its own random parameters, and its loss is not compared.
+starts. The module also returns our loss of the first batch, so that the rival's loss is checked before its time counts.
+Decided: if the tables have more than LARGEST_BYTES, all parameters are left out, because a file of large tables would
+take longer to write than everything else. The rival then starts from random parameters, and its loss is not compared.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RIVAL_FIELDS = ("offsets", "users", "items", "item_rows")
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """The written file, the mean counts of its batches, and our loss of the first batch (None without parameters)."""
+    """The written file, the mean counts of its batches, and our first loss (None if the file has no parameters)."""
 
     path: Path
     counts: Counts
@@ -40,7 +40,7 @@ class Prepared:
 
 
 def prepare(config: RunConfig, source: SequenceSource, path: Path, *, num_batches: int, is_half: bool) -> Prepared:
-    """Writes at most MOST_BATCHES batches to `path`. Raises UsageError if the model is no PinFM."""
+    """Writes at most MOST_BATCHES batches to `path`. Raises UsageError if the model is not a PinFM."""
     model_config = config.model
     if not isinstance(model_config, PinFMConfig):
         raise UsageError(f"{type(model_config).__name__} is not measured", allowed="allowed: a PinFM")

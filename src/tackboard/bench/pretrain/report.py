@@ -1,4 +1,4 @@
-"""The report of `tackboard bench pretrain`: tables of floor, ladder, rival and parts, and two charts per size."""
+"""Makes the report of `tackboard bench pretrain`: tables of floor, ladder, rival and parts, and two charts per size."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def report(result: Mapping[str, Any]) -> Report:
         title="Pretraining: a step beside its floor, one optimisation at a time",
         command=f"bench pretrain{command}",
         words=[
-            "A step is `tackboard train`'s own: loading, lookup, backbone, loss, backward, both optimisers, guard and "
-            "logging. Every line of a ladder adds one optimisation to the line before. Figures are medians of rounds "
-            "in which all lines and the rival took turns, each in a process of its own."
+            "A step is a step of `tackboard train`: loading, lookup, backbone, loss, backward, both optimisers, guard "
+            "and logging. Every line of a ladder adds one optimisation to the line before. All lines and the rival "
+            "took turns, each in a process of its own, and figures are medians over the rounds."
         ],
         tables=tables,
         notes=[*_shares(sizes), *aim_lines(result)],
@@ -104,7 +104,7 @@ def _parts(name: str, size: Mapping[str, Any]) -> Table:
     parts = size["parts"]
     total = sum(parts["parts"].values())
     rows = [(PARTS[part], f"{ms:.2f}", f"{ms / total:.1%}") for part, ms in parts["parts"].items()]
-    words = "time of the main thread of the last line of the ladder, under the profiler"
+    words = "time of the main thread with all optimisations, measured by the profiler"
     if parts["gpu_ms"] is not None:
         words = f"time of GPU kernels; {parts['synchronisations']:.1f} synchronisations per step"
     return Table(f"{name}: where the time goes", ("part", "ms", "share"), rows, words)

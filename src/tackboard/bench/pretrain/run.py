@@ -2,14 +2,14 @@
 
 The bench takes names of sizes (`data.PRESETS`) and returns a dictionary of figures. For each size it measures
 
-    floor      what the algorithm must do, at the speed of this device (`floor`, `peaks`)
+    floor      the least time that a step of the algorithm can take on this device (`floor`, `peaks`)
     ladder     the step without optimisations, then with one more optimisation each time (`ladder`)
     rival      the same model, loss, negatives and batches in plain PyTorch (`benchmarks/rivals/plain_pretrain.py`)
     parts      where the time of a step goes (`breakdown`)
 
-Every measurement is a process of its own (`contender`). The steps of the ladder and the rival take turns. Values are
-checked first: a rung that changes the loss by more than its tolerance is an error, and a rival whose first loss
-differs from ours gets no figures.
+Every measurement is a process of its own (`contender`). The lines of the ladder and the rival take turns. Losses are
+compared before times are reported: an optimisation that changes the loss by more than its tolerance is an error, and a
+rival whose first loss differs from ours gets no figures.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ RIVAL_TOLERANCE = 1e-4
 FIGURES = ("wall_ms", "median_ms", "cpu_ms", "tokens_per_s", "loader_ms", "page_faults", "peak_bytes", "gpu_peak_bytes")
 DEFAULT_SIZES = {"cpu": ("cpu",), "cuda": ("h200", "h200-256")}
 CHILD_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Both sides wait for their threads without spinning, as `tackboard train` does: see core.machine."""
+"""The threads of both sides wait without spinning, as in `tackboard train` (see core.machine)."""
 
 
 def measure(

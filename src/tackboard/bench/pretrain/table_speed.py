@@ -1,13 +1,13 @@
-"""Measures lookup, backward and row-wise update of tables, beside plain PyTorch, FBGEMM and a bandwidth floor.
+"""Measures the time of lookup, backward and row-wise update of tables: ours, plain PyTorch's, FBGEMM's, and the floor.
 
 The input is the size of the tables, the number of items of a step, and a device. The output is milliseconds per step.
-All contenders begin with the same rows and get the same gradients. After their first step their rows are compared; only
-then are they timed. FBGEMM takes part on a GPU where it is installed. Plain PyTorch (a sparse gradient that is
-coalesced) takes part with fp32 tables only, because it has no stochastic rounding.
+All contenders begin with the same rows and get the same gradients. The rows of a contender are compared with ours after
+its first step, before its steps are timed. FBGEMM takes part on a GPU where it is installed. Plain PyTorch (a sparse
+gradient that is coalesced) takes part with fp32 tables only, because it has no stochastic rounding.
 
-The floor counts the bytes that no implementation can avoid, in sectors of 32 bytes. The lookup reads the distinct rows
-and writes the vectors. The update reads the gradients, and reads and writes the distinct rows and their running sums
-(one sector each). The bandwidth is measured by copying a large tensor on the same device.
+The floor counts the bytes that no implementation can avoid, in sectors of 32 bytes. The lookup reads the row ids and
+the distinct rows, and writes the vectors. The update reads the gradients, and reads and writes the distinct rows and
+their running sums (one sector each). The bandwidth is measured by copying a large tensor on the same device.
 
 Shapes: M items, k sub-tables, D = k × d, d width of a row.
 """
@@ -32,7 +32,7 @@ from tackboard.train.optimizers import RowWiseAdagrad
 SECTOR_BYTES = 32
 LEARNING_RATE, EPS, FIRST_VALUE = 0.05, 1e-8, 0.5
 CLIP = 1e6
-"""Far above any gradient, so that nothing is clipped, because FBGEMM clips gradients at another point."""
+"""This limit is far above any gradient, so nothing is clipped. FBGEMM would clip gradients at another point."""
 NUM_COMPARED = 1000
 """Number of items whose rows are compared after the first step."""
 NUM_BATCHES = 4
@@ -57,7 +57,7 @@ class TableSpeedConfig:
     storage: str = "fp32"
     """Precision of the rows: fp32, fp16 or bf16."""
     skew: float = 1.0
-    """A uniform random number to this power chooses a row. 1 makes all rows equally likely; more favours the first."""
+    """A uniform random number to this power chooses a row. 1 makes all rows equally likely; 2 favours low rows."""
     repeats: int = 50
     """Number of timed steps."""
     copied_bytes: int = 1 << 30
@@ -89,7 +89,7 @@ def measure_tables(config: TableSpeedConfig, device: torch.device) -> dict[str, 
     times_ms: dict[str, float] = {}
     differences: dict[str, float] = {}
     expected = None
-    for name, make in contenders.items():  # One after another: the tables of one contender may fill half of the memory.
+    for name, make in contenders.items():  # One at a time, because one contender's tables may fill half of the memory.
         step, read = make()
         step(batches[0], gradient_MD)
         with torch.no_grad():
@@ -173,7 +173,7 @@ def _plain(config: TableSpeedConfig, device: torch.device) -> tuple[Step, Read]:
 
 
 def _fbgemm(config: TableSpeedConfig, device: torch.device) -> tuple[Step, Read]:
-    """FBGEMM's fused tables: the update happens inside the backward pass, with its own rounding."""
+    """Makes FBGEMM's fused tables, which update their rows inside the backward pass, with FBGEMM's own rounding."""
     from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
     from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
