@@ -14,9 +14,8 @@ Decided:
   a machine without a GPU never downloads gigabytes of CUDA unannounced. For such a machine, the script looks for a CPU
   build in the configured index or wheel folder, then in PyTorch's public CPU index. If neither has a CPU build, the
   CUDA build is installed, with a warning.
-- A marker is written first. At the end the stamp is written and the marker is removed. A run that finds a marker knows
-  that an earlier run did not finish. It compares the size of every installed file with its record, and replaces damaged
-  packages.
+- A marker is written first. At the end the stamp is written and the marker is removed. A run that finds a marker after
+  an unfinished run compares the size of every installed file with its record, and replaces damaged packages.
 """
 
 import argparse
