@@ -36,7 +36,7 @@ features = FeatureSet(
     age_days=(request.time.seconds_since(item.birth_ms) / 86_400)
     .fill_missing(0.0)
     .clip(0.0, 365.0)
-    .described("How long the item has existed; 0 where nobody knows."),
+    .described("How long the item has existed; 0 if this is unknown."),
     topic=item.topic.fill_missing(-1),
     look=cross(item.topic.fill_missing(-1), item.style.fill_missing(-1)).bucket_hash(1_000),
     seen=of_this_item.count(),

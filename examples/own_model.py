@@ -36,7 +36,7 @@ class DecayedSumConfig(ModelConfig):
 
 
 class DecayedSum(RetrievalModel):
-    """An event of age a has the weight decay ** a. The base class scores by the product of user and item vectors."""
+    """The a-th newest event weighs sigmoid(decay) ** a. The base class scores by user vector × item vector."""
 
     def __init__(self, config: DecayedSumConfig, vocabulary: Vocabulary) -> None:
         super().__init__()

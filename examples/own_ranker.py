@@ -40,7 +40,7 @@ class TasteConfig(ModelConfig):
 
 
 class Taste(nn.Module):
-    """Computes the log odds by an MLP of taste, candidate and their product."""
+    """Computes the log odds with an MLP of the taste, the candidate and the product of both."""
 
     def __init__(self, config: TasteConfig, vocabulary: Vocabulary) -> None:
         super().__init__()

@@ -26,7 +26,7 @@ class Backbone(NamedTuple):
 
     module: type[nn.Module]
     settings: tuple[str, ...]
-    """The settings of this kind that not every kind has."""
+    """The settings of this kind that some other kinds lack."""
     positions: tuple[str, ...] = POSITIONS
     """The encodings of positions that this kind supports."""
 
@@ -37,7 +37,7 @@ BACKBONES = {
     "sasrec": Backbone(SASRec, ("ffn_width",), ("learned", "none")),
 }
 SPECIAL_SETTINGS = {name for backbone in BACKBONES.values() for name in backbone.settings}
-"""The settings that not every kind has."""
+"""The settings that only some kinds have."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,10 +93,10 @@ class BackboneConfig:
 
 
 def without_unread(values: Any, kind: str) -> Any:
-    """Removes, from the flat settings of an older version, the settings that the kind of backbone never reads.
+    """Removes the settings that this kind of backbone never reads, from the flat settings of an older version.
 
-    Older versions allowed such settings. `kind` is assumed if the settings name no kind. Nested settings are returned
-    unchanged.
+    Older versions allowed such settings. `kind` is the kind of backbone if the settings name none. Nested settings are
+    returned unchanged.
     """
     kind = values.get("backbone", kind) if isinstance(values, dict) else ""
     if not isinstance(kind, str) or kind not in BACKBONES:

@@ -2,8 +2,8 @@
 
 The JSON says where the config's class is defined: in this package, or in a file of the user. Decided: code is never
 taken from a bundle or a run. A bundle with a user's model loads only if the operator names the file with `--code`. A
-run also loads without `--code` if the same user's `train` command recorded the file outside the run, and the file has
-not changed since.
+run also loads without `--code` if the same user trained it: `train` records the file and its SHA-256 in a folder
+outside the run (`core.trusted_code`), and the file must not have changed since.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def describe_model(config: ModelConfig) -> dict[str, Any]:
 def restore_config(description: dict[str, Any], code_file: Path | None = None, *, of_run: bool = False) -> ModelConfig:
     """Returns the config that `describe_model` described.
 
-    A class outside this package is taken from `code_file`, which the operator named. Without `code_file`, a run
-    (`of_run`) may name the file, if this user's own training recorded that file and its SHA-256, and the file has not
-    changed. In all other cases no code is run, and a UsageError says what to type.
+    A class outside this package is taken from `code_file`, which the operator named. Without `code_file`, the
+    description of a run (`of_run`) may name the file, if this user's own training recorded that file and its SHA-256,
+    and the file has not changed. In all other cases no code is run, and a UsageError says what to type.
     """
     try:
         place, _, name = str(description["config_class"]).partition(":")

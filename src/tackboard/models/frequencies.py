@@ -1,10 +1,10 @@
-"""Streaming frequencies: this module estimates, while training, the expected count of each item in a step.
+"""Estimates, during training, how often each item is expected in a step (streaming frequencies).
 
 The popularity correction divides a negative's weight by its expected count in a step. Counting before training needs a
-pass over the data, and these counts go stale if the data never ends. Here the count is estimated during training (Yi
-et al., RecSys 2019): each hashed slot keeps the step in which it was last seen and a moving average of the interval
-between two steps that saw it. The inverse of the interval is the probability that a step sees the slot. A slot also
-keeps the mean count over the steps that saw it, because a popular item occurs in a step more than once:
+pass over the data, and the counts go stale if new data keeps coming. Here the count is estimated during training (Yi et
+al., RecSys 2019). Each item is hashed to slots. A slot keeps the step in which it was last seen and a moving average of
+the interval between two steps that saw it. The inverse of the interval is the probability that a step sees the slot. A
+slot also keeps the mean count over the steps that saw it, because a popular item occurs in a step more than once:
 
     expected count = mean count when seen / mean interval between steps that see it
 
@@ -15,7 +15,7 @@ equal.
 Decided, because the publication does not say:
 - The interval is averaged, not its inverse, because the loss multiplies by the interval, and the mean interval is
   unbiased.
-- The first averages are plain means: the n-th observation has a share of 1/n until 1/n falls to `rate`. The first
+- The first averages are plain means: the n-th observation has weight 1/n until 1/n falls to `rate`. The first
   interval is counted from the beginning of training, because this interval has the same distribution as all others.
 - An item that was not seen for longer than its interval is treated as if it were seen now. So the estimate of an item
   that is no longer popular falls, and an item that was never seen counts as if it were seen once in all steps so far.
@@ -38,7 +38,7 @@ LOWEST_RATE = 1e-4
 
 
 class StreamingFrequencies(nn.Module):
-    """Keeps estimates in `num_hashes` × `num_rows` slots, from about the last 1 / `rate` observations of a slot.
+    """Keeps `num_hashes` × `num_rows` slots. An estimate averages about the last 1 / `rate` observations of a slot.
 
     The state is in buffers, so it is part of a checkpoint and a resumed run continues with the same bits.
     """
@@ -63,7 +63,7 @@ class StreamingFrequencies(nn.Module):
         self.register_buffer("last_seen", torch.zeros(num_slots, dtype=torch.int32))
         self.register_buffer("interval", torch.zeros(num_slots, dtype=torch.float32))
         self.register_buffer("count", torch.zeros(num_slots, dtype=torch.float32))
-        # Counts above 1 / rate make no difference, so this count is capped there and fits into two bytes.
+        # Values above 1 / rate make no difference, so `times_seen` stops at 1 / rate and fits into two bytes.
         self.register_buffer("times_seen", torch.zeros(num_slots, dtype=torch.int16))
         self.register_buffer("first_rows", torch.arange(num_hashes) * num_rows, persistent=False)
 
@@ -111,5 +111,5 @@ class StreamingFrequencies(nn.Module):
         return item_rows_MK[:, : self.num_hashes] + self.first_rows
 
     def _share(self, times: torch.Tensor) -> torch.Tensor:
-        """Returns the share of the `times`-th observation in a moving average: 1/n at first, then `rate`."""
+        """Returns the weight of the `times`-th observation in a moving average: 1 / times, but at least `rate`."""
         return times.float().reciprocal().clamp_min(self.rate)

@@ -2,15 +2,15 @@
 
 A model is an `nn.Module` made by its config, a frozen dataclass that derives from `ModelConfig`. The model has
 
-    loss(batch)              for training; `batch_type` of the config says which batch: histories or requests
+    loss(batch)              for training; `batch_type` of the config says if a batch holds histories or requests
     scores(RequestBatch)     for evaluation of rankers, offline scoring and the server; one request or thousands
     encode_users(SequenceBatch), encode_items(rows)
                              only for retrieval: the product of both vectors ranks all items for a user
 
 A model may also have `prepare(batch, generator)`. It returns the batch with further tensors that do not depend on the
-parameters, such as PinFM's targets. The trainer calls it on the CPU before the batch is copied to the device, so that a
-GPU never waits for the length of a tensor. The data step decides the seed of `generator`. `loss` must also work on a
-batch without `prepare`.
+parameters, such as PinFM's targets. The trainer calls it on the CPU before the batch is copied to the device. So a
+step on a GPU never stops to ask how long a tensor is. The data step decides the seed of `generator`. `loss` must also
+work on a batch that did not go through `prepare`.
 
 A model that can retrieve derives from `RetrievalModel` and inherits `scores`. For modules with `compiles = True` see
 `compile_parts`.

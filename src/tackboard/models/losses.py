@@ -1,4 +1,4 @@
-"""InfoNCE is a loss that compares the right item with wrong items, the negatives.
+"""Computes InfoNCE, a loss that compares the right item with wrong items, the negatives.
 
 The module takes hidden vectors of predictions, vectors of distinct items and the right item of each prediction. It
 returns a loss per pair.
@@ -13,11 +13,11 @@ both sources. The right item is always in the sum and is not corrected. If the w
 other negatives, all weights are 1 and the loss is the exact softmax. Items that a user engaged with are taken out of
 that user's negatives, because a user who engaged with an item does not reject it. The right item is one of these items,
 so all pairs of a token share one sum, and further targets of a token cost next to nothing. If only earlier items are
-taken out, the loss also learns that the next item was chosen before the later items. This needs one sum per pair.
+taken out, the user's later items stay negatives, so the loss also learns which item comes next. This needs one sum per
+pair.
 
 `ops.contrastive` computes the sums and never holds all scores of tokens × items in memory. On a GPU it holds a table of
-users' own items. The table has one byte for each user and item of the batch, or four bytes if only earlier items are
-taken out.
+users' own items: one byte for each user and item of the batch, or four bytes if only earlier items are taken out.
 
 Shapes: P pairs, A tokens that predict something, R sums (one per token or per pair), M distinct items, D width, B rows,
 G groups (users or rows), O positives.
@@ -86,7 +86,7 @@ class LossConfig:
 class OwnLists:
     """Lists of items that are no negatives. Row b has the list items[offsets[g] : offsets[g + 1]] with g = groups[b].
 
-    `places` holds the index of each item's event within the row. Only tokens after that event then leave the item out.
+    `places` holds the index of each item's event in its row. If set, only tokens after that event leave the item out.
     """
 
     offsets: torch.Tensor
@@ -116,7 +116,7 @@ def earlier_items(batch: SequenceBatch) -> OwnLists:
 
 def positive_counts(batch: SequenceBatch) -> torch.Tensor:
     """Counts the positives of each distinct item in this batch [M]."""
-    # Each event adds 1 or 0. A list of the positives is not made, because a GPU would have to wait for its length.
+    # Each event adds 1 or 0. Listing the positives first would make the host wait until the GPU knows their number.
     counts_M = torch.zeros(len(batch.item_ids), dtype=torch.int64, device=batch.items.device)
     return counts_M.index_add_(0, batch.items, batch.is_positive.long())
 
@@ -164,10 +164,10 @@ def info_nce(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the weighted total of the pairs' losses, and the loss of each pair [P] without a gradient.
 
-    `hidden_AD`, indexed by `pairs.tokens`, is already divided by the temperature. `own` says which items are no
-    negatives of a row's tokens. Without `seen_A` it comes from `same_user_items`, which contains every right item. With
-    `seen_A`, the number of events that each token has seen, it comes from `earlier_items`, and items of the seen events
-    are taken out. The right item of a pair is never its own negative.
+    `hidden_AD`, indexed by `pairs.tokens`, is already divided by the temperature. `own` lists the items that are no
+    negatives. If `seen_A` is None, `own` comes from `same_user_items` and contains every right item. Otherwise `own`
+    comes from `earlier_items`, `seen_A` is the number of events that each token has seen, and only items of these
+    events are taken out. The right item of a pair is never its own negative.
     """
     if own is None or seen_A is not None:
         hidden_RD = functional.embedding(pairs.tokens, hidden_AD)

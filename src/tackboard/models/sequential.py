@@ -1,4 +1,4 @@
-"""Defines PinFM's rivals, SASRec and HSTU as published, as models that can retrieve.
+"""Defines the rivals that PinFM is compared with: retrieval models with SASRec or HSTU, as published.
 
 A rival takes a batch of histories. It returns a loss, or vectors of histories and items whose product is the score.
 
@@ -55,7 +55,7 @@ BLOCK_CELLS = {"cpu": 1 << 25, "cuda": 1 << 27}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlainTableConfig(TableConfig):
-    """One table, in which an item has one row, as wide as the model."""
+    """The settings of one table in which each item has one row. A row is as wide as the model."""
 
     num_hashes: int = 1
     """Must be 1, because there is one table."""
@@ -355,7 +355,7 @@ def in_blocks(
     shared: Sequence[torch.Tensor | None],
     of_rows: Sequence[torch.Tensor | None],
 ) -> torch.Tensor:
-    """Calls `of_block` block by block with `shared` and the block's part of `of_rows`; joins the results [R].
+    """Splits the rows of `of_rows` into blocks, calls `of_block` with `shared` and each block, joins the results [R].
 
     A row needs `num_cells` numbers, and about BLOCK_CELLS numbers exist at a time. If there are several blocks, the
     backward pass computes each block again, so that no block is kept until then. The first of `of_rows` is never None.

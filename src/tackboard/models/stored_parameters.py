@@ -5,7 +5,7 @@ device, and compared with the stored tensors. The real model is built only if na
 of parameters in the first build is limited, because even a model without memory takes time to build.
 
 Decided: the tensors of a file are mapped into memory, not read. The tables of a restored model are the mapped tensors
-themselves, in their stored type. So a table takes no memory of the process. Its pages belong to the file. They are
+themselves, in their stored type. So a table takes no memory of its own: its pages are those of the file. They are
 loaded when rows are looked up, and processes that map the same file share them. Dense parameters are copied, because
 the rounding of a matrix product may depend on the address of its operands.
 """
@@ -29,7 +29,7 @@ from tackboard.models.interface import build_model
 from tackboard.models.tables import STORAGES, rows_on, table_parameter_names
 
 SPARE_PARAMETERS = 1000
-"""A model may make this many parameters while it is built, in addition to twice the number of stored tensors."""
+"""While it is built, a model may make this many parameters more than twice the number of stored tensors."""
 SCANNED_AT_ONCE = 1 << 22
 """Number of elements of a parameter that are checked at once."""
 Tensors = Mapping[str, Stored]

@@ -1,9 +1,9 @@
-"""Multi-hash embedding tables: k hash functions choose one row in each of k sub-tables for an item's vector.
+"""Defines multi-hash embedding tables: each of k hash functions chooses a row of its own sub-table for an item.
 
-The module takes row ids [M, k], one per sub-table, and returns fp32 vectors [M, k × dim]. Two items share their whole
-vector only if they collide under all k functions. For this reason a table far smaller than the catalogue works. The k
-sub-tables lie one after another in one parameter. The gradient of this parameter is sparse: only looked-up rows cost
-memory and time.
+A table takes row ids [M, k], one per sub-table, and returns vectors [M, k × dim] in fp32 or bf16. Two items share
+their whole vector only if they collide under all k functions. For this reason a table far smaller than the catalogue
+works. The k sub-tables lie one after another in one parameter. The gradient of this parameter is sparse: only looked-up
+rows cost memory and time.
 
 The gradient of a lookup does not go to `weight.grad`. A backward pass appends the looked-up rows and their gradients to
 `HashedTables.pending`. The optimiser applies or drops them once it knows whether the step is good
@@ -13,8 +13,8 @@ and several backward passes add up.
 
 Decided: fresh rows are a function of a key and their position (`ops.fresh_rows`). The key is drawn when the table is
 made. So with the same seed a table begins with the same rows on any device, and a half-precision table begins as the
-fp32 table rounded to nearest. In training, only the optimiser moves rows. So a checkpoint stores the rows whose Adagrad
-sum is not 0, and the rows that differed from the fresh rows when the run began.
+fp32 table rounded to nearest. In training, only the optimiser changes rows. So a checkpoint stores only two kinds
+of rows: those whose Adagrad sum is not 0, and those that differed from the fresh rows when the run began.
 
 The type of the rows decides how a table is looked up. So a table that was trained in fp32 and stored in fp16 is read in
 fp16: `stored_parameters` makes the table without rows and gives it the rows of the file.

@@ -12,8 +12,7 @@ event. The token before an event has seen all earlier events and nothing of this
 Multi-token pairs look past the next event, so that a vector says what a user will want, not only what comes next. There
 are many multi-token pairs, and a random share of them is enough. Future-token pairs use only one token per row. This
 token should have read as many events as a downstream task will read. Decided: only the next-token loss predicts the
-next event. The published multi-token loss also predicts the next event. Here it does not, so that only one weight
-applies to the next event.
+next event, so that only one weight applies to this event. The published multi-token loss predicts it too.
 
 Shapes: P pairs, N packed events, T packed tokens (token of event n of row r: n + r + 1), B rows.
 """

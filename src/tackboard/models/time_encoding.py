@@ -45,7 +45,7 @@ def hstu_bucket(elapsed_ms: torch.Tensor, num_buckets: int) -> torch.Tensor:
 def hstu_boundaries(num_buckets: int, device: torch.device) -> torch.Tensor:
     """Returns the elapsed times in ms at which the buckets of `hstu_bucket` begin, except for bucket 0, as int64.
 
-    The numbers are kept on the device. To copy them in every step would make the host wait for the device.
+    The numbers are kept on the device. Copying them in every step would make the host wait for the device.
     """
     exact = [math.ceil(1000 * math.exp(HSTU_LOG_STEP * number)) for number in range(1, num_buckets)]
     boundaries = [boundary for boundary in exact if boundary <= MAX_INT64]
