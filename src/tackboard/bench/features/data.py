@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 DAY_MS = 86_400_000
 END_MS = 1_793_491_200_000
-"""The end of the log, 2026-11-01 00:00 UTC. Summer time in Berlin ends during the requests, which tests `hour`."""
+"""The end of the log, 2026-11-01 00:00 UTC. The requests span the end of summer time in Berlin, which tests `hour`."""
 LOG_DAYS = 60
 REQUEST_DAYS = 21
 """Requests lie in the last 21 days of the log, so that each request has a history."""

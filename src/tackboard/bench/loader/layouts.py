@@ -62,7 +62,7 @@ QUICK_WORLDS = {
 
 
 def measure_layouts(folder: Path, *, quick: bool = False) -> dict[str, Any]:
-    """Makes a synthetic dataset with few candidates per request and one with many, and compares the layouts on both."""
+    """Makes two synthetic datasets, with few and with many candidates per request, and compares the layouts on both."""
     worlds = {}
     for name, config in (QUICK_WORLDS if quick else WORLDS).items():
         path = write_world(config, folder, name.replace(" ", "-"))

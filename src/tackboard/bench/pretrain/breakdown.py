@@ -80,7 +80,7 @@ def add_up(events: Iterable[Any], *, is_gpu: bool) -> dict[str, float]:
     parts_of_forward: dict[int, str] = {}
     for event in sorted(known, key=lambda event: event.time_range.start):
         part = _part_of_range(event)
-        # If several operations have the same number, the last of them made the node of the graph, so its part counts.
+        # If several operations have the same number, the part of the last one counts: it made the node of the graph.
         if part is not None and event.sequence_nr >= 0:
             parts_of_forward[event.sequence_nr] = part
     main = {event.thread for event in known if event.name.startswith(MARK)}
@@ -123,7 +123,7 @@ def _part(event: Any, parts_of_forward: Mapping[int, str]) -> str:
             return str(event.name.removeprefix(MARK))
         if event.name.startswith(BACKWARD):
             if "AccumulateGrad" in event.name:
-                return "tables"  # Dense gradients are moved without a copy, so the time is that of table gradients.
+                return "tables"  # Takes hardly any time, because dense gradients are moved without a copy.
             return parts_of_forward.get(event.sequence_nr, "rest")
         event = event.cpu_parent
     return "rest"

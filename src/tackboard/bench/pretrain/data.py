@@ -29,7 +29,7 @@ from tackboard.train.optimizers import OptimizerConfig
 
 MAX_LENGTH = 256
 MEAN_LENGTH = 50
-"""Mean number of events of a user. Users are cut into rows of at most 256 training events; a mean row has 48 events."""
+"""Mean number of events of a user. Histories are cut into rows of at most 256 training events, 48 on average."""
 GAP_MS = 60_000
 SEED = 20261115
 

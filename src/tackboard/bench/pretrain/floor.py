@@ -1,14 +1,14 @@
-"""Computes the floor of a pretraining step: the seconds of the work that no implementation of it can leave out.
+"""Computes the floor of a pretraining step: the seconds of the work that every implementation must do.
 
 The module takes a PinFM (on any device, also meta), the counts of a batch and the peaks of a device. It returns a list
 of items with their formulas. The floor is the sum of the items. This list was committed before the step was optimised,
 so the floor could not be fitted to the result of an optimisation.
 
 `FORMULAS` says what each item counts, in the letters below. The time of a matrix product is measured on this device,
-for exactly its shape. All other work takes the time to read and write its bytes, at the bandwidth of a large copy. Only
-attention may take longer: the time of its FLOP at the speed of a large product. Numbers have the precision of matrix
-products unless a formula says fp32. Rows of tables and their sums are counted in whole memory sectors (32 bytes on a
-GPU, 64 bytes on a CPU), because memory is read in sectors.
+for exactly its shape. All other work takes the time to read and write its bytes, at the bandwidth of a large copy.
+Attention also has a time for its FLOP, at the speed of a large product; the longer of the two times counts. Numbers
+have the precision of matrix products unless a formula says fp32. Rows of tables and their sums are counted in whole
+memory sectors (32 bytes on a GPU, 64 bytes on a CPU), because memory is read in sectors.
 
 Decided: work that can be fused into its neighbour is free (activations, biases, dropout, masks, the softmax, the copy
 of the batch). The times of the items are added up, because the items depend on each other and cannot overlap. Padding

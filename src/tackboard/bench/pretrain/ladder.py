@@ -6,8 +6,8 @@ the fast operation by its slow twin, which computes the same result:
 
     Rung("blocks", "the loss in blocks", off=replaced("tackboard.ops.contrastive:choose", slow_twin))
 
-An optimisation must not change results. So every rung has a tolerance, the largest relative difference between the loss
-after the timed steps and that of the first measurement.
+An optimisation must not change results. So every rung has a tolerance: the largest allowed relative difference between
+the loss after the timed steps and the same loss in the first measurement.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Rung:
     devices: Sequence[str] = field(default=("cpu", "cuda"))
     """Types of devices on which this optimisation does something."""
     tolerance: float = 1e-3
-    """Largest relative difference between the loss after the timed steps and that of the first measurement."""
+    """Largest allowed relative difference to the first measurement, in the loss after the timed steps."""
 
 
 def replaced(place: str, value: Any) -> Off:

@@ -1,8 +1,8 @@
-"""Measures the time of lookup, backward and row-wise update of tables: ours, plain PyTorch's, FBGEMM's, and the floor.
+"""Measures how long lookup, backward and row-wise update of tables take: our code, plain PyTorch, FBGEMM, the floor.
 
 The input is the size of the tables, the number of items of a step, and a device. The output is milliseconds per step.
 All contenders begin with the same rows and get the same gradients. The rows of a contender are compared with ours after
-its first step, before its steps are timed. FBGEMM takes part on a GPU where it is installed. Plain PyTorch (a sparse
+its first step, before its steps are timed. FBGEMM takes part on a GPU if it is installed. Plain PyTorch (a sparse
 gradient that is coalesced) takes part with fp32 tables only, because it has no stochastic rounding.
 
 The floor counts the bytes that no implementation can avoid, in sectors of 32 bytes. The lookup reads the row ids and
@@ -57,7 +57,7 @@ class TableSpeedConfig:
     storage: str = "fp32"
     """Precision of the rows: fp32, fp16 or bf16."""
     skew: float = 1.0
-    """A uniform random number to this power chooses a row. 1 makes all rows equally likely; 2 favours low rows."""
+    """The row is a uniform random number, raised to this power. 1 makes all rows equally likely; 2 favours low rows."""
     repeats: int = 50
     """Number of timed steps."""
     copied_bytes: int = 1 << 30

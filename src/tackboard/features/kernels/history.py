@@ -1,4 +1,4 @@
-"""Operators that choose and aggregate events: most kernels take a view (chosen events). All return a view or a column.
+"""Operators that choose and aggregate events. Most kernels take a view (chosen events); all give a view or a column.
 
 These kernels also get the frame, which knows the times of events and requests. Aggregations skip missing values of
 their column. The exception is `last`, which gives the value of the last event even if that value is missing.
@@ -508,7 +508,7 @@ def _all_events(column: Column, frame: Frame) -> Column:
 
 
 def _values_of_rows(view: View, column: Column) -> tuple[NDArray[Any], Positions]:
-    """Returns the column's values at the events of all rows, end to end, and the row of each. Skips missing values."""
+    """Returns the column's values at the events of all rows, end to end, and their rows. Skips missing values."""
     _, rows = view.expanded()
     events_ = view.events_of_rows()
     if column.present is not None:
