@@ -41,7 +41,7 @@ class Fetched(NamedTuple):
     """The data of one user that an engine returns. The buffered events still have their seals."""
 
     stamp: bytes | None
-    """Changes when events move to other chunks. Always None on SQLite, and may be None for a user without chunks."""
+    """A value that changes when events move to other chunks. None on SQLite, and for a user without a directory."""
     head: Head
     recent: list[SealedEvent]
 

@@ -62,8 +62,8 @@ MIGRATING = "migrating"
 DAMAGED = -2
 """The append script's answer if it finds a damaged value."""
 EXACT = 1 << 53
-"""Scripts on the server use doubles, in which whole numbers are exact up to this limit. If a time is larger, the client
-merges the events."""
+"""Scripts on the server use doubles, in which whole numbers are exact up to this limit. Events with larger times are
+appended by the client, without the script."""
 _APPEND = """
 local function digest(data)
     local hex = string.sub(redis.sha1hex(ARGV[1] .. data), 1, 16)
@@ -117,8 +117,8 @@ if added > 0 then
 end
 return {added, refused}
 """
-"""A script that puts events into a user's buffer, or answers that a merge is needed. Its two functions make and check
-seals as `sealing` does. The first argument is the salt. Arguments that name a place end with a colon."""
+"""A script that puts events into a user's buffer, or answers that the client must append them. Its two functions
+make and check seals as `sealing` does. The first argument is the salt. Arguments that name a place end with a colon."""
 
 
 def create_redis(url: str, config: StoreConfig) -> None:
@@ -337,7 +337,7 @@ class RedisStore(SequenceStore):
     def _append_call(self, pipe: Any, user: int, events: list[tuple[int, int, bytes]]) -> None:
         limit = self.config.recent_limit
         if len(events) > limit or max(max(event[:2]) for event in events) >= EXACT:
-            limit, events = -1, []  # With this limit the script refuses, and the client merges the events.
+            limit, events = -1, []  # With this limit the script refuses, and the client appends the events.
         places = [f"{place}:" for place in (head_place(user), recent_place(user), FORGOTTEN_PLACE)]
         entry = registry_entry(self.seals, user)
         limits = [limit, self.config.max_events, len(self._numbers)]

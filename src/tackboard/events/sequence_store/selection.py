@@ -45,7 +45,7 @@ class Query:
     until_ms: int | None = None
     """Return only events that happened before this time."""
     received_before_ms: int | None = None
-    """Return only events received before this time. A request at this time could have seen no other events."""
+    """Return only events received before this time, because a request at this time could see only these events."""
 
     def __post_init__(self) -> None:
         if self.last is not None and self.last < 1:
