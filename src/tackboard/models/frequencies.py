@@ -1,4 +1,4 @@
-"""Estimates, during training, how often each item is expected in a step (streaming frequencies).
+"""Estimates, during training, the expected count of each item in a step (streaming frequencies).
 
 The popularity correction divides a negative's weight by its expected count in a step. Counting before training needs a
 pass over the data, and the counts go stale if new data keeps coming. Here the count is estimated during training (Yi et

@@ -8,9 +8,9 @@ A model is an `nn.Module` made by its config, a frozen dataclass that derives fr
                              only for retrieval: the product of both vectors ranks all items for a user
 
 A model may also have `prepare(batch, generator)`. It returns the batch with further tensors that do not depend on the
-parameters, such as PinFM's targets. The trainer calls it on the CPU before the batch is copied to the device. So a
-step on a GPU never stops to ask how long a tensor is. The data step decides the seed of `generator`. `loss` must also
-work on a batch that did not go through `prepare`.
+parameters, such as PinFM's targets. The trainer calls it on the CPU before the batch is copied to the device. So the
+host never waits until a GPU knows the length of a tensor. The data step decides the seed of `generator`. `loss` must
+also work on a batch that did not go through `prepare`.
 
 A model that can retrieve derives from `RetrievalModel` and inherits `scores`. For modules with `compiles = True` see
 `compile_parts`.

@@ -29,7 +29,7 @@ from tackboard.models.interface import build_model
 from tackboard.models.tables import STORAGES, rows_on, table_parameter_names
 
 SPARE_PARAMETERS = 1000
-"""While it is built, a model may make this many parameters more than twice the number of stored tensors."""
+"""A model may make this many parameters while it is built, in addition to twice the number of stored tensors."""
 SCANNED_AT_ONCE = 1 << 22
 """Number of elements of a parameter that are checked at once."""
 Tensors = Mapping[str, Stored]

@@ -57,7 +57,7 @@ class TableSpeedConfig:
     storage: str = "fp32"
     """Precision of the rows: fp32, fp16 or bf16."""
     skew: float = 1.0
-    """The row is a uniform random number, raised to this power. 1 makes all rows equally likely; 2 favours low rows."""
+    """A row is num_rows × u ** skew, with a uniform random u. 1 makes all rows equally likely; 2 favours low rows."""
     repeats: int = 50
     """Number of timed steps."""
     copied_bytes: int = 1 << 30

@@ -63,7 +63,7 @@ DAMAGED = -2
 """The append script's answer if it finds a damaged value."""
 EXACT = 1 << 53
 """Scripts on the server use doubles, in which whole numbers are exact up to this limit. Events with larger times are
-appended by the client, without the script."""
+appended by the client instead."""
 _APPEND = """
 local function digest(data)
     local hex = string.sub(redis.sha1hex(ARGV[1] .. data), 1, 16)

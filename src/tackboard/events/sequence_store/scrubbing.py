@@ -20,7 +20,7 @@ from tackboard.core.errors import StorageError
 
 PAGES_PER_READ = 2048
 MOST_PAGES = 1 << 25
-"""A file with this many pages (128 GiB at 4 KiB) is refused, because its overflow pages might look like tree pages."""
+"""Files of this many pages or more (128 GiB at 4 KiB) are refused: their overflow pages might look like tree pages."""
 _FIRST_HEADER = 100
 _INTERIOR, _LEAF = (2, 5), (10, 13)
 _descriptors: dict[tuple[int, int], int] = {}

@@ -508,7 +508,7 @@ def _all_events(column: Column, frame: Frame) -> Column:
 
 
 def _values_of_rows(view: View, column: Column) -> tuple[NDArray[Any], Positions]:
-    """Returns the column's values at the events of all rows, end to end, and their rows. Skips missing values."""
+    """Returns the column's values at all rows' events, end to end, and the row of each value. Skips missing values."""
     _, rows = view.expanded()
     events_ = view.events_of_rows()
     if column.present is not None:
