@@ -361,7 +361,9 @@ def _speed_rows(figures: Iterable[tuple[str, Mapping[str, Any]]]) -> Rows:
 
 def _worker_rows(workers: Mapping[str, Mapping[str, float]]) -> Rows:
     rows: Rows = [("", "s without workers", "s with two", "")]
-    return rows + [(name, f"{f['0']:.2f}", f"{f['2']:.2f}", WORDS[name]) for name, f in workers.items()]
+    for name, f in workers.items():
+        rows.append((name, *(f"{f[number]:.2f}" if number in f else "failed" for number in ("0", "2")), WORDS[name]))
+    return rows
 
 
 def _memory_rows(memory: Mapping[str, Mapping[str, Any]]) -> Rows:
