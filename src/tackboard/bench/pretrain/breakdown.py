@@ -123,7 +123,7 @@ def _part(event: Any, parts_of_forward: Mapping[int, str]) -> str:
             return str(event.name.removeprefix(MARK))
         if event.name.startswith(BACKWARD):
             if "AccumulateGrad" in event.name:
-                return "rest"  # Takes hardly any time, because dense gradients are moved without a copy.
+                return "tables"  # Takes hardly any time, because dense gradients are moved without a copy.
             return parts_of_forward.get(event.sequence_nr, "rest")
         event = event.cpu_parent
     return "rest"
