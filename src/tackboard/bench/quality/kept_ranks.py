@@ -101,6 +101,8 @@ def _small(array: NDArray[Any]) -> NDArray[Any]:
 def read_kept(path: Path) -> KeptStudy:
     """Reads a file that `write_kept` wrote. A damaged file, or a file of another format, raises CorruptFileError."""
     try:
+        if not zipfile.is_zipfile(path):  # NumPy would say that the file can be loaded unsafely.
+            raise ValueError("it is no zip archive")
         with np.load(path, allow_pickle=False) as file:
             study = json.loads(file[STUDY].tobytes())
             _check_format(path, study)
