@@ -65,7 +65,7 @@ class KeptStudy:
 def write_kept(path: Path, options: Mapping[str, Any], result: Mapping[str, Any], results: Sequence[Result]) -> None:
     """Writes the results of a study, with all their arrays, to `path` atomically."""
     members: dict[bytes, str] = {}
-    arrays: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, Any] = {}
     cells = []
     for one in results:
         places = {}
@@ -84,9 +84,9 @@ def write_kept(path: Path, options: Mapping[str, Any], result: Mapping[str, Any]
         "result": {key: value for key, value in result.items() if key not in ("table", "ranks")},
         "cells": cells,
     }
-    header = np.frombuffer(json.dumps(study, ensure_ascii=False).encode(), dtype=np.uint8)
+    arrays[STUDY] = np.frombuffer(json.dumps(study, ensure_ascii=False).encode(), dtype=np.uint8)
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, **{STUDY: header}, **arrays)
+    np.savez_compressed(buffer, **arrays)
     write_bytes_atomic(path, buffer.getvalue())
 
 

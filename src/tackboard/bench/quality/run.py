@@ -75,7 +75,8 @@ def recompute(path: Path) -> dict[str, Any]:
     Raises DataError if this version plans the study without a method or tie rule that the file holds.
     """
     kept = read_kept(path)
-    options = Options(**{name: tuple(v) if isinstance(v, list) else v for name, v in kept.options.items()})
+    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in kept.options.items()}
+    options = Options(**given)
     bench, study = find_bench(kept.result["dataset"]), find_study(options.study)
     # A trial plans cells without data. Their configs are estimates, but kept cells are found without their configs.
     plan = study(StudyContext(Work(path.parent), bench, options, is_trial=True))
