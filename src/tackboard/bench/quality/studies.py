@@ -248,7 +248,10 @@ def _compare_table(context: StudyContext, cells: Sequence[Cell], find: Find) -> 
         few = config["model"]["config"]["loss"]["num_negatives"]
         notes.append(f"For each prediction, the softmax of rivals covers {few:,} drawn items.")
     if published:
-        notes.append("The publishers of HSTU and sampled-softmax SASRec ranked the test event during training.")
+        notes.append(
+            "The publishers of HSTU and sampled-softmax SASRec ranked the test event during training. Their order of "
+            "simultaneous events looks random; the order of the other publications is not known."
+        )
     if old := len(groups) - len(with_gaps(groups)):
         notes.append(f"The tables by time leave out {old} methods: an older version ran their cells and kept no times.")
     return {
