@@ -50,7 +50,10 @@ def test_a_study_is_spread_over_calls(tackboard: Callable[..., Any], downloads: 
     assert result["num_finished"] == result["num_cells"] == 3
     assert [row["method"] for row in result["table"]["figures"]["rows"]] == ["item-to-item", "sasrec-history"]
     files = sorted(path.suffix for path in (downloads / "results").iterdir())
-    assert files == [".md", ".svg", ".svg"]
+    assert files == [".md", ".npz", ".svg", ".svg"]
+    remade = tackboard("bench", "quality", "--recompute", "results", "--json", cwd=downloads)
+    assert remade.code == 0 and remade.out.splitlines()[1:-1] == table, "the same table without data and training"
+    assert json.loads(remade.out.splitlines()[-1])["table"] == result["table"]
     again = tackboard(*command, "--methods", "popularity,item-to-item,sasrec-history", cwd=downloads)
     assert again.code == 0 and "4 cells, 3 of them finished before" in again.err, again.err
     assert json.loads(again.out.splitlines()[-1])["num_finished"] == 4, "the new one in a process of its own"

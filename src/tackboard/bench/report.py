@@ -2,7 +2,8 @@
 
 A bench turns its result into a `Report`. This module turns the report into lines of text and into the Markdown file
 `<theme>_<hardware>_<yyyymm>.md`. The file names the command, the machine, the commit and the date, and holds the tables
-and the notes (such as aims and whether they were met). Charts are written to the same folder.
+and the notes (such as aims and whether they were met). Charts, and the ranks behind tables of quality, are written to
+the same folder.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tackboard.core.files import write_text_atomic, writing
+from tackboard.core.files import write_bytes_atomic, write_text_atomic, writing
 from tackboard.core.rundir import describe_environment
 from tackboard.flow.outcome import describe_hardware, hardware_words
 
@@ -46,6 +47,8 @@ class Report:
     """Sentences about other programs that took part."""
     charts: Mapping[str, str] = field(default_factory=dict)
     """SVG documents by name."""
+    ranks: Path | None = None
+    """A file with the ranks behind the tables (quality/kept_ranks.py). A copy is written beside the Markdown file."""
 
 
 def where_and_when() -> dict[str, Any]:
@@ -93,11 +96,17 @@ def write_result(report: Report, results: Path, hardware: str) -> Path:
     lines += ["", *(f"- {_sentence(note)}" for note in report.notes)] if report.notes else []
     for name in report.charts:
         lines += ["", f"![{name}]({stem}_{name}.svg)"]
+    kept = f"{stem}_ranks.npz"
+    if report.ranks is not None:
+        command = f"tackboard bench quality --recompute {kept}"
+        lines += ["", f"`{command}` makes these tables again from [the rank of every user]({kept})."]
     path = results / f"{stem}.md"
     with writing("--results", path):
         results.mkdir(parents=True, exist_ok=True)
         for name, document in report.charts.items():
             write_text_atomic(results / f"{stem}_{name}.svg", document)
+        if report.ranks is not None:
+            write_bytes_atomic(results / kept, report.ranks.read_bytes())
         write_text_atomic(path, "\n".join(lines) + "\n")
     return path
 

@@ -167,6 +167,7 @@ def bench_overload(
 
 @app.command("quality")
 def bench_quality(
+    context: typer.Context,
     dataset: str = typer.Option("ml-1m", "--dataset", help="Choose ml-1m, kakao-brunch or deskdrop."),
     data: Path | None = typer.Option(
         None, "--data", envvar="TACKBOARD_DATA", help="Read the downloads in this folder, or in its subfolder DATASET."
@@ -191,7 +192,12 @@ def bench_quality(
     time_limit: float | None = typer.Option(
         None, "--time-limit", min=1.0, help="Save everything after this many seconds and exit with code 75."
     ),
-    results: Path | None = typer.Option(None, "--results", help="Write the table and its charts into this folder."),
+    results: Path | None = typer.Option(
+        None, "--results", help="Write the table, its charts and the rank of every user into this folder."
+    ),
+    recompute: Path | None = typer.Option(
+        None, "--recompute", help="Make the tables again from this file of ranks, or from all such files of a folder."
+    ),
     hardware: Hardware = "cpu",
     json_output: Json = False,
 ) -> None:
@@ -201,6 +207,9 @@ def bench_quality(
     from tackboard.bench.quality.study_plan import Options
     from tackboard.core.errors import EXIT_BUG, Preempted
 
+    if recompute is not None:
+        _recompute(context, recompute, results, hardware, as_json=json_output)
+        return
     options = Options(
         study=study,
         quick=quick,
@@ -217,6 +226,31 @@ def bench_quality(
         raise typer.Exit(code if not codes and 0 < code < Preempted.exit_code else EXIT_BUG)
     if result["is_stopped"]:
         raise typer.Exit(Preempted.exit_code)
+
+
+def _recompute(context: typer.Context, path: Path, results: Path | None, hardware: str, *, as_json: bool) -> None:
+    """Shows the studies whose ranks were kept. Raises UsageError for options that the files already answer."""
+    from tackboard.bench.quality import run
+    from tackboard.bench.quality.kept_ranks import find_kept
+    from tackboard.bench.quality.report import report
+    from tackboard.core.errors import UsageError
+
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if (
+            source is not None
+            and source.name == "COMMANDLINE"
+            and name not in ("recompute", "results", "hardware", "json_output")
+        ):
+            option = "set" if name == "overrides" else name.replace("_", "-")
+            raise UsageError(
+                f"--{option} has no meaning with --recompute",
+                allowed="allowed: --results, --hardware, --json",
+                fix=f"leave --{option} out: the file says what was run",
+            )
+    for number, file in enumerate(find_kept(path)):
+        typer.echo(f"{chr(10) if number else ''}{file}:")
+        _show(report(run.recompute(file)), results, hardware, as_json=as_json)
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -106,6 +106,16 @@ def test_options_of_quality(tackboard: Program, stand_in: Callable[..., list[Any
     assert more == {"data": Path("files"), "work": Path("w"), "jobs": 3, "device": "cpu", "time_limit": 60.0}
 
 
+def test_recompute_takes_no_other_question(tackboard: Program, tmp_path: Path) -> None:
+    answer = tackboard("bench", "quality", "--recompute", tmp_path, "--set", "model.width=8")
+    assert answer.code == 2 and "--set has no meaning with --recompute" in answer.err
+    answer = tackboard("bench", "quality", "--recompute", tmp_path, "--json")
+    assert answer.code == 2 and f"--recompute {tmp_path} holds no file" in answer.err
+    (tmp_path / "a_ranks.npz").write_bytes(b"PK")
+    answer = tackboard("bench", "quality", "--recompute", tmp_path)
+    assert answer.code == 3 and "a_ranks.npz is damaged or is no file with ranks" in answer.err
+
+
 def test_defaults_of_quality_and_the_variable_for_data(
     tackboard: Program, stand_in: Callable[..., list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -284,7 +284,7 @@ def run_positives(work: Work, cell: Cell, machine: Machine) -> Outcome:
     fit = JudgedFit(work, cell, cell.run_config(), machine)
     fit.train(judge_always=False)
     ranks = fit.ranks_at(fit.last_step())
-    return fit.values() | {"metrics": metrics_of(ranks)}, {"ranks": ranks}
+    return fit.values() | {"metrics": metrics_of(ranks)}, {"ranks": ranks} | fit.judge.arrays()
 
 
 # ---- the tables ----

@@ -153,6 +153,21 @@ class Judge:
             rows.append(bool((self.sequences.item_ids[begin:end] == target).any()))
         return np.array(rows, dtype=np.bool_)
 
+    def gaps(self) -> NDArray[np.int64]:
+        """Returns the whole seconds from the event before to each user's held-out event, or -1 if no event is before.
+
+        The gap is 0 if both events carry the same second. A tie rule adds milliseconds to times (data.py), so only
+        whole seconds are compared.
+        """
+        seconds = self.sequences.events.times // 1000
+        targets = self.sequences.targets[self.users]
+        has_before = targets > self.sequences.offsets[self.users]
+        return np.where(has_before, seconds[targets] - seconds[np.maximum(targets - 1, 0)], -1)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Returns what is kept about each ranked user beside the ranks [U]: position, gap, and whether items return."""
+        return {"users": self.users.astype(np.int32), "gaps": self.gaps(), "returns": self.returns()}
+
 
 def _with_newest(sequences: Sequences, count: int) -> Sequences:
     """Returns `sequences` with histories cut to their newest `count` events; 0 keeps all events.
@@ -223,7 +238,7 @@ def run_baseline(work: Work, cell: Cell, machine: Machine) -> Outcome:
         "evaluation_seconds": round(judge.seconds, 1),
         "peak_rss_bytes": peak_rss_bytes(),
     }
-    return values, {"ranks": ranks, "returns": judge.returns()}
+    return values, {"ranks": ranks} | judge.arrays()
 
 
 def run_validation(work: Work, cell: Cell, machine: Machine) -> Outcome:
@@ -240,7 +255,11 @@ def run_validation(work: Work, cell: Cell, machine: Machine) -> Outcome:
             f"ranks_{number}_ahead": fit.judge.rank_model(fit.trainer.model, fit.config, skip_newest=number - 1)
             for number in cell.protocol.get("ahead", ())
         }
-    return values | chosen | {name: metrics_of(found) for name, found in ahead.items()}, {"ranks": ranks} | ahead
+    return values | chosen | {name: metrics_of(found) for name, found in ahead.items()}, {
+        "ranks": ranks,
+        **ahead,
+        **fit.judge.arrays(),
+    }
 
 
 def run_test(work: Work, cell: Cell, machine: Machine) -> Outcome:
@@ -259,7 +278,7 @@ def run_test(work: Work, cell: Cell, machine: Machine) -> Outcome:
     fit = Fit(work, cell, config, machine)
     fit.train(judge_always=False)
     ranks = fit.ranks_at(fit.last_step())
-    return fit.values() | {"metrics": metrics_of(ranks)}, {"ranks": ranks, "returns": fit.judge.returns()}
+    return fit.values() | {"metrics": metrics_of(ranks)}, {"ranks": ranks} | fit.judge.arrays()
 
 
 def run_published(work: Work, cell: Cell, machine: Machine) -> Outcome:
@@ -275,7 +294,7 @@ def run_published(work: Work, cell: Cell, machine: Machine) -> Outcome:
         "best_step": best,
         "curve": fit.curve(),
     }
-    return fit.values() | values, {"ranks": ranks, "ranks_best": fit.ranks_at(best)}
+    return fit.values() | values, {"ranks": ranks, "ranks_best": fit.ranks_at(best)} | fit.judge.arrays()
 
 
 _HERE = "tackboard.bench.quality.cell"

@@ -101,9 +101,17 @@ class Result:
     cell: Cell
     values: Mapping[str, Any]
     """The content of result.json."""
+    loaded: Mapping[str, NDArray[Any]] | None = None
+    """The arrays, if they are in memory; otherwise they are read from `path`."""
+
+    def array_names(self) -> set[str]:
+        """Returns the names of the arrays of the result."""
+        return {path.stem for path in self.path.glob("*.npy")} if self.loaded is None else set(self.loaded)
 
     def array(self, name: str = "ranks") -> NDArray[Any]:
         """Returns an array of the result, such as the 0-based rank of each user's held-out item."""
+        if self.loaded is not None and name in self.loaded:
+            return self.loaded[name]
         path = self.path / f"{name}.npy"
         try:
             return np.asarray(np.load(path, allow_pickle=False))

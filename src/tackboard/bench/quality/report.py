@@ -38,6 +38,7 @@ def report(result: Mapping[str, Any]) -> Report:
         tables=[Table(part["title"], part["header"], part["rows"]) for part in table["sections"] if part["rows"]],
         notes=[*table["notes"], *several, *unfinished(result)],
         charts={name: chart.document for name, chart in charts(result).items()},
+        ranks=Path(result["ranks"]) if "ranks" in result else None,
     )
 
 

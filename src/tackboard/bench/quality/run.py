@@ -3,7 +3,7 @@
 `measure` takes a publisher's files and a study, and returns one object with a table. The work is divided into cells
 (cells.py). Each cell runs once and its result is kept, so a study can be split over many calls and machines.
 study_plan.py defines what a study is, cell.py does the work of a cell, flow/jobs.py runs cells, and report.py shows the
-result.
+result. `recompute` returns the same object, with the same table, from the ranks that `measure` kept (kept_ranks.py).
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ import dataclasses
 import re
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tackboard.bench.quality.cell import step_of
-from tackboard.bench.quality.cells import Result, Work
+from tackboard.bench.quality.cells import Cell, Result, Work
 from tackboard.bench.quality.data import find_bench, find_files, prepared_name, read_facts
-from tackboard.bench.quality.methods import find_method
+from tackboard.bench.quality.kept_ranks import SUFFIX, read_kept, write_kept
+from tackboard.bench.quality.methods import METHODS, find_method
 from tackboard.bench.quality.study_plan import Options, StudyContext, StudyPlan, find_study
 from tackboard.bench.report import where_and_when
-from tackboard.core.errors import UsageError
+from tackboard.core.errors import DataError, UsageError
 from tackboard.flow.jobs import JobReport, JobRunner
 from tackboard.train.trainer import choose_device
 
@@ -61,7 +63,59 @@ def measure(
     chosen = str(choose_device(device))
     steps = [step_of(folder, cell, chosen) for cell in plan.cells]
     report = JobRunner(jobs=jobs, end=end, noun="cell").run(steps)
-    return describe(context, plan, report)
+    result = describe(context, plan, report)
+    kept = work / f"{dataset}-{options.study}{'-quick' if options.quick else ''}{SUFFIX}"
+    write_kept(kept, kept_options(context, plan), result, finished(context, plan))
+    return result | {"ranks": str(kept)}
+
+
+def recompute(path: Path) -> dict[str, Any]:
+    """Returns the result of a study with the table that its kept ranks give. Nothing is trained and no data is read.
+
+    Raises DataError if this version plans the study without a method or tie rule that the file holds.
+    """
+    kept = read_kept(path)
+    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in kept.options.items()}
+    options = Options(**given)
+    bench, study = find_bench(kept.result["dataset"]), find_study(options.study)
+    # A trial plans cells without data. Their configs are estimates, but kept cells are found without their configs.
+    plan = study(StudyContext(Work(path.parent), bench, options, is_trial=True))
+    planned = {cell.label for cell in with_earlier(plan.cells)}
+    if unknown := sorted(set(kept.results) - planned):
+        raise DataError(
+            f"{path} holds {unknown[0]}, which this version does not plan for --study {options.study}",
+            fix="use the version of Tackboard that wrote the file: the .md file beside it names the commit",
+        )
+    return {**kept.result, "table": plan.table(kept.find), "ranks": str(path)}
+
+
+def with_earlier(cells: Sequence[Cell]) -> list[Cell]:
+    """Returns cells and the earlier cells that they read, each label once."""
+    found: dict[str, Cell] = {}
+    for cell in cells:
+        step: Cell | None = cell
+        while step is not None:
+            found.setdefault(step.label, step)
+            step = step.after
+    return list(found.values())
+
+
+def finished(context: StudyContext, plan: StudyPlan) -> list[Result]:
+    """Returns the results of a plan's cells, and of the cells that these cells read, as far as they are finished."""
+    return [result for cell in with_earlier(plan.cells) if (result := context.work.find(cell)) is not None]
+
+
+def kept_options(context: StudyContext, plan: StudyPlan) -> dict[str, Any]:
+    """Returns the options that plan the same cells in a version with other defaults.
+
+    Changed settings are left out, because they are in the config of each cell. Some studies name their cells after
+    arms or recipes, not after methods. These studies keep the options that the user gave.
+    """
+    names = tuple(dict.fromkeys(cell.method for cell in plan.cells))
+    options = dataclasses.asdict(context.options) | {"overrides": ()}
+    if all(name in METHODS for name in names):
+        options |= {"methods": names, "ties": tuple(dict.fromkeys(cell.ties for cell in plan.cells))}
+    return options
 
 
 def check_device(device: str) -> None:

@@ -13,6 +13,8 @@ from tackboard.bench.quality.ablations import HELD_OUT, QUESTIONS, JudgedFit, ab
 from tackboard.bench.quality.cell import Machine, metrics_of, run_cell
 from tackboard.bench.quality.cells import Cell, Work
 from tackboard.bench.quality.data import find_bench
+from tackboard.bench.quality.kept_ranks import write_kept
+from tackboard.bench.quality.run import finished, kept_options, recompute
 from tackboard.bench.quality.study_plan import Options, StudyContext, StudyPlan
 from tackboard.core.errors import UsageError
 from tackboard.data.source import open_sequences
@@ -107,6 +109,10 @@ def test_a_whole_question_on_little_data(work: Work) -> None:
     assert [row["values"] for row in dots["rows"]] == [[line["y"][0]] for line in lines["lines"]]
     assert all(line["x"] == [1.0, 5.0, 10.0] for line in lines["lines"])
     assert json.loads(json.dumps(table)) == table
+    context = StudyContext(work, find_bench("ml-1m"), Options(study="ablations", quick=True))
+    kept = work.root / "kept_ranks.npz"
+    write_kept(kept, kept_options(context, plan), {"dataset": "ml-1m"}, finished(context, plan))
+    assert recompute(kept)["table"] == table, "the table comes out of the kept ranks"
     words = {one["verdict"] for one in table["figures"]["comparisons"]}
     assert words <= {"within noise", "better, one seed", "worse, one seed"}, "quick: beside nothing published"
     assert {one["published"] for one in table["figures"]["comparisons"]} == {""}

@@ -66,6 +66,8 @@ def test_baseline_ranks_by_its_scores(context: StudyContext) -> None:
     assert set(result.values["metrics"]) == {f"{name}@{k}" for name in ("hr", "ndcg") for k in CUTOFFS}
     assert result.values["num_items"] == 35, "films that nobody rated are ranked too"
     assert not result.array("returns").any()
+    assert result.array("users").tolist() == list(range(24))
+    assert result.array("gaps").tolist() == [0] * 24, "the last three events of each user share a second"
     assert run_cell(context.work, cell, CPU).path == result.path
 
 

@@ -10,8 +10,9 @@ import torch
 from tackboard.bench.quality import run as quality
 from tackboard.bench.quality.cell import step_of
 from tackboard.bench.quality.cells import Cell, Work
+from tackboard.bench.quality.kept_ranks import read_kept
 from tackboard.bench.quality.report import report
-from tackboard.bench.quality.run import measure
+from tackboard.bench.quality.run import measure, recompute
 from tackboard.bench.quality.study_plan import Options
 from tackboard.bench.report import table_lines
 from tackboard.core.errors import DataError, TackboardError, UsageError
@@ -44,6 +45,34 @@ def test_from_files_to_a_table(fake_ml_1m: Path, tmp_path: Path) -> None:
     again = run(None, work)
     assert again["table"]["figures"]["rows"] == result["table"]["figures"]["rows"], "the files are not needed again"
     assert {path: path.stat().st_mtime_ns for path in (work / "cells").rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"study": "compare", "methods": ("popularity", "pinfm-request"), "ties": ("random", "file")},
+        {"study": "validate", "methods": ("pinfm-history",)},
+        {"study": "reproduce", "methods": ("sasrec",), "ties": ("random",)},
+    ],
+    ids=lambda options: options["study"],
+)
+def test_kept_ranks_give_the_same_table(fake_ml_1m: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+    result = run(fake_ml_1m, tmp_path / "work", overrides=SMALL[:4], **options)
+    again = recompute(Path(result["ranks"]))
+    assert result["num_left"] == 0 and not result["failures"]
+    assert again["table"] == result["table"] and again == result
+    assert table_lines(report(again)) == table_lines(report(result))
+
+
+def test_a_method_that_is_no_longer_planned_is_told(
+    fake_ml_1m: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = run(fake_ml_1m, tmp_path / "work", methods=("popularity", "item-to-item"), overrides=())
+    kept = read_kept(Path(result["ranks"]))
+    fewer = dataclasses.replace(kept, options={**kept.options, "methods": ["popularity"]})
+    monkeypatch.setattr(quality, "read_kept", lambda path: fewer)
+    with pytest.raises(DataError, match="item-to-item_seed0_baseline, which this version does not plan"):
+        recompute(Path(result["ranks"]))
 
 
 @pytest.mark.parametrize(
