@@ -113,7 +113,8 @@ class SequenceBatch(Batch):
     `columns` holds, by name, the columns of the history other than the item, each [N]. `request` holds the features of
     the request: one value per history [B], or one value per event [N] if a loss predicts every event from the events
     before it. `sampled` [K] holds the positions of items drawn uniformly from the catalogue, in ascending order and
-    without repeats. The scalar `sample_rate` is the probability that an item of the catalogue is drawn.
+    without repeats. The scalar `sample_rate` is the probability that an item of the catalogue is drawn. `num_padding` is
+    the number of events at the end that are padding (`padding.pad_batch`).
     """
 
     offsets: torch.Tensor
@@ -127,6 +128,7 @@ class SequenceBatch(Batch):
     item_log_q: torch.Tensor
     sampled: torch.Tensor = dataclasses.field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     sample_rate: torch.Tensor = dataclasses.field(default_factory=lambda: torch.zeros(()))
+    num_padding: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -174,7 +176,7 @@ class SequenceBatch(Batch):
 
     @property
     def num_tokens(self) -> int:
-        return self.num_events
+        return self.num_events - self.num_padding
 
     def num_examples(self) -> int:
         """Returns the number of positive events."""

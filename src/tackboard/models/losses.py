@@ -31,6 +31,7 @@ import torch
 from torch.nn import functional
 
 from tackboard.batch import SequenceBatch
+from tackboard.batch.padding import pad_to, padded_size
 from tackboard.core.config import check
 from tackboard.core.errors import ConfigError
 from tackboard.models.targets import Pairs, next_token_pairs, row_of_event
@@ -93,6 +94,14 @@ class OwnLists:
     items: torch.Tensor
     groups: torch.Tensor
     places: torch.Tensor | None = None
+
+    def padded(self, item: int) -> OwnLists:
+        """Returns the lists of a padded batch with as many groups as rows. The last group has `item` as padding."""
+        size = padded_size(len(self.items))
+        offsets = pad_to(self.offsets, len(self.groups) + 1, len(self.items))
+        offsets[-1] = size
+        places = None if self.places is None else pad_to(self.places, size, 0)
+        return OwnLists(offsets, pad_to(self.items, size, item), self.groups, places)
 
 
 def same_user_items(batch: SequenceBatch) -> OwnLists:
