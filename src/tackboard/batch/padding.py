@@ -7,9 +7,11 @@ step, an allocator and a recorded CUDA graph work best with sizes that they have
     an event of padding     is not positive, so nothing predicts it, and it is in a history of padding
     a history of padding    belongs to the last user, and has at least one event if it is the first such history
 
-Every size grows to a multiple of a sixteenth of the power of two at or below it, and then by SPARE. So a size grows by
-3% on average and by less than 7% if it is large, and there is always at least one element of padding, to which the
-padding of other tensors can point. All sizes are multiples of 16, because compiled kernels are faster for them.
+Every size grows to a multiple of a sixteenth of the power of two at or below it, and then by SPARE. So a large size
+grows by less than 7%, and there is always at least one element of padding, to which the padding of other tensors can
+point. Sizes that decide little of the work, such as the number of histories, have fewer steps (`coarse_size`), because the
+number of different shapes is about the product of the numbers of sizes. All sizes are multiples of 16, because compiled
+kernels are faster for them.
 
 Decided: a size is a function of the batch alone and not of earlier batches, so a resumed run repeats it. The plan of
 steps fills all steps of an epoch almost equally, so most sizes fall into one or two buckets.
@@ -27,13 +29,25 @@ from tackboard.batch.batches import Feature, Jagged, SequenceBatch
 
 STEPS_PER_OCTAVE = 16
 """Number of sizes between a power of two and the next."""
+COARSE_STEPS_PER_OCTAVE = 4
+"""The same for sizes that decide little of the work."""
 SPARE = 16
 """Elements of padding in addition to those that round the size up. A step often fills a power of two exactly."""
 
 
 def padded_size(count: int) -> int:
     """Returns the size to which `count` elements are padded; it is larger than `count`."""
-    step = max(SPARE, (1 << max(0, count).bit_length() >> 1) // STEPS_PER_OCTAVE)
+    return _size(count, STEPS_PER_OCTAVE, SPARE)
+
+
+def coarse_size(count: int) -> int:
+    """Returns the size to which `count` elements are padded if they decide little of the work."""
+    return _size(count, COARSE_STEPS_PER_OCTAVE, 2 * SPARE)
+
+
+def _size(count: int, steps_per_octave: int, least_step: int) -> int:
+    octave = 1 << count.bit_length() >> 1
+    step = max(least_step, octave // steps_per_octave)
     return -(-count // step) * step + SPARE
 
 
@@ -52,7 +66,7 @@ def pad_batch(batch: SequenceBatch) -> SequenceBatch:
     # Histories of padding are no longer than the longest real history: a model may have no positions beyond it.
     longest = max(1, int(lengths_B.max()) if num_rows else 1)
     num_added = num_events - batch.num_events
-    num_rows = padded_size(num_rows + num_added // longest)
+    num_rows = coarse_size(num_rows + num_added // longest)
     added = torch.arange(num_rows - batch.num_rows)
     # The added events are spread evenly; the first histories of padding have one more.
     lengths_B = torch.cat([lengths_B, (num_added + len(added) - 1 - added) // len(added)])
@@ -70,7 +84,7 @@ def pad_batch(batch: SequenceBatch) -> SequenceBatch:
         item_rows=pad_to(batch.item_rows, num_items, -1),
         item_log_q=pad_to(batch.item_log_q, num_items, 0.0),
         # To draw an item twice is the same as to draw it once.
-        sampled=pad_to(batch.sampled, padded_size(num_drawn), int(batch.sampled[-1])) if num_drawn else batch.sampled,
+        sampled=pad_to(batch.sampled, coarse_size(num_drawn), int(batch.sampled[-1])) if num_drawn else batch.sampled,
         num_padding=num_added,
     )
 

@@ -34,7 +34,7 @@ import math
 import torch
 from torch import nn
 
-from tackboard.batch.padding import pad_to, padded_size
+from tackboard.batch.padding import coarse_size, pad_to
 from tackboard.core.config import check
 from tackboard.core.errors import DataError
 from tackboard.core.hashing import MAX_ROWS
@@ -53,7 +53,7 @@ class SeenSlots:
         """Returns the slots with repetitions of the last slot. If there is none, nothing is seen and nothing padded."""
         if not len(self.slots):
             return self
-        size = padded_size(len(self.slots))
+        size = coarse_size(len(self.slots))
         return SeenSlots(pad_to(self.slots, size, int(self.slots[-1])), pad_to(self.counts, size, int(self.counts[-1])))
 
 

@@ -31,7 +31,7 @@ import torch
 from torch.nn import functional
 
 from tackboard.batch import SequenceBatch
-from tackboard.batch.padding import pad_to, padded_size
+from tackboard.batch.padding import coarse_size, pad_to
 from tackboard.core.config import check
 from tackboard.core.errors import ConfigError
 from tackboard.models.targets import Pairs, next_token_pairs, row_of_event
@@ -97,7 +97,7 @@ class OwnLists:
 
     def padded(self, item: int) -> OwnLists:
         """Returns the lists of a padded batch with as many groups as rows. The last group has `item` as padding."""
-        size = padded_size(len(self.items))
+        size = coarse_size(len(self.items))
         offsets = pad_to(self.offsets, len(self.groups) + 1, len(self.items))
         offsets[-1] = size
         places = None if self.places is None else pad_to(self.places, size, 0)

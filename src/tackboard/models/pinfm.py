@@ -30,7 +30,7 @@ from torch import nn
 from torch.nn import functional
 
 from tackboard.batch import RequestBatch, SequenceBatch
-from tackboard.batch.padding import pad_batch, pad_to, padded_size
+from tackboard.batch.padding import coarse_size, pad_batch, pad_to, padded_size
 from tackboard.batch.row_layout import RowLayout
 from tackboard.core.config import check
 from tackboard.core.errors import ConfigError
@@ -312,7 +312,7 @@ class PinFM(RetrievalModel):
             seen=seen_A,
             counts=counts_M,
             slots=None if self.frequencies is None else self.frequencies.seen_slots(batch.item_rows, counts_M),
-            layout=RowLayout.of_lengths(batch.lengths() + 1, padded_size if pad else int),
+            layout=RowLayout.of_lengths(batch.lengths() + 1, coarse_size if pad else int),
             parts=tuple((name, len(part)) for name, _, part in parts),
         )
         return batch.with_targets(targets.padded(len(batch.item_ids), num_events, num_rows) if pad else targets)
