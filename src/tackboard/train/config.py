@@ -72,7 +72,9 @@ class TrainingConfig:
         check(0 <= self.num_threads <= 1024, "training.num_threads", self.num_threads, "0 to 1024")
         check(self.precision in ("fp32", "bf16", "auto"), "training.precision", self.precision, "fp32, bf16, auto")
         for name in ("compile", "pad_shapes"):
-            check(getattr(self, name) in ("off", "on", "auto"), f"training.{name}", getattr(self, name), "off, on, auto")
+            check(
+                getattr(self, name) in ("off", "on", "auto"), f"training.{name}", getattr(self, name), "off, on, auto"
+            )
         is_device = re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device) is not None
         check(is_device, "training.device", self.device, "auto, cpu, cuda")
 
