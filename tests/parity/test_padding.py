@@ -100,7 +100,7 @@ class Training:
 
 
 def dropout_by_token(x: torch.Tensor, share: float, training: bool) -> torch.Tensor:
-    """Dropout that draws for each token in turn, so that tokens at the end change nothing for the tokens before them."""
+    """Dropout that draws for one token after another, so that tokens at the end change nothing for earlier tokens."""
     if not training or not share:
         return x
     return x * (torch.rand(4096, *x.shape[1:])[: len(x)] >= share) / (1 - share)

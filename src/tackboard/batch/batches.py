@@ -113,8 +113,8 @@ class SequenceBatch(Batch):
     `columns` holds, by name, the columns of the history other than the item, each [N]. `request` holds the features of
     the request: one value per history [B], or one value per event [N] if a loss predicts every event from the events
     before it. `sampled` [K] holds the positions of items drawn uniformly from the catalogue, in ascending order and
-    without repeats. The scalar `sample_rate` is the probability that an item of the catalogue is drawn. `num_padding` is
-    the number of events at the end that are padding (`padding.pad_batch`).
+    without repeats. The scalar `sample_rate` is the probability that an item of the catalogue is drawn. The last
+    `num_padding` events are padding (`padding.pad_batch`).
     """
 
     offsets: torch.Tensor

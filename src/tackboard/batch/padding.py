@@ -9,9 +9,9 @@ step, an allocator and a recorded CUDA graph work best with sizes that they have
 
 Every size grows to a multiple of a sixteenth of the power of two at or below it, and then by SPARE. So a large size
 grows by less than 7%, and there is always at least one element of padding, to which the padding of other tensors can
-point. Sizes that decide little of the work, such as the number of histories, have fewer steps (`coarse_size`), because the
-number of different shapes is about the product of the numbers of sizes. All sizes are multiples of 16, because compiled
-kernels are faster for them.
+point. Sizes that decide little of the work, such as the number of histories, have fewer steps (`coarse_size`), because
+every further size multiplies the number of different shapes. All sizes are multiples of 16, because compiled kernels
+are faster for them.
 
 Decided: a size is a function of the batch alone and not of earlier batches, so a resumed run repeats it. The plan of
 steps fills all steps of an epoch almost equally, so most sizes fall into one or two buckets.
@@ -51,7 +51,7 @@ def _size(count: int, steps_per_octave: int, least_step: int) -> int:
     return -(-count // step) * step + SPARE
 
 
-def pad_to(tensor: torch.Tensor, size: int, value: float | int | bool) -> torch.Tensor:
+def pad_to(tensor: torch.Tensor, size: int, value: float) -> torch.Tensor:
     """Returns the tensor with elements of `value` appended, until its first dimension is `size`."""
     return torch.cat([tensor, tensor.new_full((size - len(tensor), *tensor.shape[1:]), value)])
 
@@ -79,7 +79,7 @@ def pad_batch(batch: SequenceBatch) -> SequenceBatch:
         items=pad_to(batch.items, num_events, num_items - 1),
         columns={name: pad_to(column, num_events, 0) for name, column in batch.columns.items()},
         request={name: _pad_feature(feature, num_events) for name, feature in batch.request.items()},
-        is_positive=pad_to(batch.is_positive, num_events, False),
+        is_positive=pad_to(batch.is_positive, num_events, 0),
         item_ids=pad_to(batch.item_ids, num_items, 0),
         item_rows=pad_to(batch.item_rows, num_items, -1),
         item_log_q=pad_to(batch.item_log_q, num_items, 0.0),

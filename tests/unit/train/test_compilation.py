@@ -45,7 +45,7 @@ def test_more_compilations_than_torch_remembers(model: nn.Sequential, monkeypatc
     model(torch.ones(5, 2))
     watch.news()
     honest = compilation._measurements
-    monkeypatch.setattr(compilation, "_measurements", lambda: [])
+    monkeypatch.setattr(compilation, "_measurements", list)
     assert watch.news() == [], "torch has forgotten everything"
     monkeypatch.setattr(compilation, "_measurements", honest)
     assert watch.news()[-1].part == "Doubling.forward", "what is not known to be old is new"

@@ -107,9 +107,7 @@ def test_nothing_is_compiled_again_after_the_first_steps(make_trainer: MakeTrain
     from torch._dynamo.utils import counters
 
     torch._dynamo.reset()
-    trainer = make_trainer(
-        "training.compile=on", "training.pad_shapes=on", "training.steps=30"
-    )
+    trainer = make_trainer("training.compile=on", "training.pad_shapes=on", "training.steps=30")
     sizes, graphs = seen_sizes(trainer), []
     honest = trainer._one_step
 
