@@ -66,15 +66,26 @@ class Batch:
 
     num_examples_known: ClassVar[int | None] = None
     """The number of examples, if it was counted before the batch was copied to a device."""
+    num_padding: ClassVar[int] = 0
+    """The number of events at the end that are padding (`padding.pad_batch`). Data code never pads, so the number is
+    not a field of the batch."""
     targets: ClassVar[Any] = None
     """What a model's `prepare` computed from this batch, as a dataclass with tensors; None before that. The data code
     knows nothing of targets, so they are not a field of the batch."""
 
     def with_targets(self, targets: Any) -> Self:
         """Returns the same batch with the targets of a model."""
-        prepared = copy.copy(self)
-        object.__setattr__(prepared, "targets", targets)
-        return prepared
+        return self._with(targets=targets)
+
+    def with_padding(self, num_padding: int) -> Self:
+        """Returns the same batch, which knows that its last `num_padding` events are padding."""
+        return self._with(num_padding=num_padding)
+
+    def _with(self, **values: Any) -> Self:
+        changed = copy.copy(self)
+        for name, value in values.items():
+            object.__setattr__(changed, name, value)
+        return changed
 
     @property
     def num_tokens(self) -> int:
@@ -113,8 +124,7 @@ class SequenceBatch(Batch):
     `columns` holds, by name, the columns of the history other than the item, each [N]. `request` holds the features of
     the request: one value per history [B], or one value per event [N] if a loss predicts every event from the events
     before it. `sampled` [K] holds the positions of items drawn uniformly from the catalogue, in ascending order and
-    without repeats. The scalar `sample_rate` is the probability that an item of the catalogue is drawn. The last
-    `num_padding` events are padding (`padding.pad_batch`).
+    without repeats. The scalar `sample_rate` is the probability that an item of the catalogue is drawn.
     """
 
     offsets: torch.Tensor
@@ -128,7 +138,6 @@ class SequenceBatch(Batch):
     item_log_q: torch.Tensor
     sampled: torch.Tensor = dataclasses.field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     sample_rate: torch.Tensor = dataclasses.field(default_factory=lambda: torch.zeros(()))
-    num_padding: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -262,5 +271,7 @@ def _mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         return batch
     parts = {field.name: _mapped(getattr(batch, field.name), change) for field in dataclasses.fields(batch)}
     mapped: Any = type(batch)(**parts)
-    targets = getattr(batch, "targets", None)
-    return mapped if targets is None else mapped.with_targets(_mapped(targets, change))
+    if not isinstance(batch, Batch):
+        return mapped
+    mapped = mapped.with_padding(batch.num_padding) if batch.num_padding else mapped
+    return mapped if batch.targets is None else mapped.with_targets(_mapped(batch.targets, change))

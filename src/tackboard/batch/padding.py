@@ -72,7 +72,7 @@ def pad_batch(batch: SequenceBatch) -> SequenceBatch:
     lengths_B = torch.cat([lengths_B, (num_added + len(added) - 1 - added) // len(added)])
     num_items = padded_size(len(batch.item_ids))
     num_drawn = len(batch.sampled)
-    return dataclasses.replace(
+    padded = dataclasses.replace(
         batch,
         offsets=torch.cat([lengths_B.new_zeros(1), lengths_B.cumsum(0)]),
         users=pad_to(batch.users, num_rows, int(batch.users[-1]) if batch.num_rows else 0),
@@ -85,8 +85,8 @@ def pad_batch(batch: SequenceBatch) -> SequenceBatch:
         item_log_q=pad_to(batch.item_log_q, num_items, 0.0),
         # To draw an item twice is the same as to draw it once.
         sampled=pad_to(batch.sampled, coarse_size(num_drawn), int(batch.sampled[-1])) if num_drawn else batch.sampled,
-        num_padding=num_added,
     )
+    return padded.with_padding(num_added)
 
 
 def _pad_feature(feature: Feature, size: int) -> Feature:
