@@ -96,9 +96,13 @@ class OwnLists:
     places: torch.Tensor | None = None
 
     def padded(self, item: int) -> OwnLists:
-        """Returns the lists of a padded batch with as many groups as rows. The last group has `item` as padding."""
-        size = coarse_size(len(self.items))
-        offsets = pad_to(self.offsets, len(self.groups) + 1, len(self.items))
+        """Returns the lists of a padded batch with a last group of padding, which has `item` again and again.
+
+        If each row is a group, then the last row is padding already. Otherwise no row has the groups that are added.
+        """
+        size, num_groups = coarse_size(len(self.items)), len(self.offsets) - 1
+        num_groups = coarse_size(num_groups) if self.places is None else num_groups
+        offsets = pad_to(self.offsets, num_groups + 1, len(self.items))
         offsets[-1] = size
         places = None if self.places is None else pad_to(self.places, size, 0)
         return OwnLists(offsets, pad_to(self.items, size, item), self.groups, places)
