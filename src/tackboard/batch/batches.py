@@ -66,15 +66,26 @@ class Batch:
 
     num_examples_known: ClassVar[int | None] = None
     """The number of examples, if it was counted before the batch was copied to a device."""
+    num_padding: ClassVar[int] = 0
+    """The number of events at the end that are padding (`padding.pad_batch`). Data code never pads, so the number is
+    not a field of the batch."""
     targets: ClassVar[Any] = None
     """What a model's `prepare` computed from this batch, as a dataclass with tensors; None before that. The data code
     knows nothing of targets, so they are not a field of the batch."""
 
     def with_targets(self, targets: Any) -> Self:
         """Returns the same batch with the targets of a model."""
-        prepared = copy.copy(self)
-        object.__setattr__(prepared, "targets", targets)
-        return prepared
+        return self._with(targets=targets)
+
+    def with_padding(self, num_padding: int) -> Self:
+        """Returns the same batch, which knows that its last `num_padding` events are padding."""
+        return self._with(num_padding=num_padding)
+
+    def _with(self, **values: Any) -> Self:
+        changed = copy.copy(self)
+        for name, value in values.items():
+            object.__setattr__(changed, name, value)
+        return changed
 
     @property
     def num_tokens(self) -> int:
@@ -174,7 +185,7 @@ class SequenceBatch(Batch):
 
     @property
     def num_tokens(self) -> int:
-        return self.num_events
+        return self.num_events - self.num_padding
 
     def num_examples(self) -> int:
         """Returns the number of positive events."""
@@ -260,5 +271,7 @@ def _mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         return batch
     parts = {field.name: _mapped(getattr(batch, field.name), change) for field in dataclasses.fields(batch)}
     mapped: Any = type(batch)(**parts)
-    targets = getattr(batch, "targets", None)
-    return mapped if targets is None else mapped.with_targets(_mapped(targets, change))
+    if not isinstance(batch, Batch):
+        return mapped
+    mapped = mapped.with_padding(batch.num_padding) if batch.num_padding else mapped
+    return mapped if batch.targets is None else mapped.with_targets(_mapped(batch.targets, change))

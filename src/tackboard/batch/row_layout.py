@@ -57,6 +57,9 @@ class RowLayout:
     num_tokens: int
     longest: int
     """Number of tokens of the longest row."""
+    bound: int
+    """`longest` rounded up to a power of two, so that kernels see few different numbers. It is stored, because compiled
+    code that computed it would be compiled again for every `longest`."""
     groups: tuple[Group, ...]
     """The grids, from short rows to long rows. Empty rows are in no grid."""
     offsets: torch.Tensor
@@ -65,18 +68,21 @@ class RowLayout:
     """The place of each token in its row [T]."""
     cells: torch.Tensor
     """The cell of each token [T]."""
-    tokens: torch.Tensor
-    """The token that each cell holds [C]."""
     block_rows: torch.Tensor
     """The row of each block [N]. N depends only on B and T, so the last blocks may have no tokens."""
     block_starts: torch.Tensor
     """The place at which each block starts in its row [N]; a block without tokens starts at the end of row 0."""
+    tokens: torch.Tensor
+    """The token that each cell holds [C]. C is no function of B and T, so these numbers are the last in `packed`."""
     packed: torch.Tensor
     """One tensor that holds all index tensors, so that one copy moves them all."""
 
     @classmethod
-    def of(cls, offsets: torch.Tensor) -> RowLayout:
-        """Returns the layout of rows with these offsets [B + 1], a CPU tensor of whole numbers."""
+    def of(cls, offsets: torch.Tensor, size_of: Callable[[int], int] = int) -> RowLayout:
+        """Returns the layout of rows with these offsets [B + 1], a CPU tensor of whole numbers.
+
+        `size_of` is a function from the number of elements of `packed` to the size to which `packed` is padded.
+        """
         if offsets.is_cuda:
             raise DataError("the offsets of a layout are on a GPU", fix="build the layout where the batch is built")
         offsets_np: NDArray[np.int64] = offsets.numpy().astype(np.int64)
@@ -90,15 +96,17 @@ class RowLayout:
         places = np.arange(num_tokens) - np.repeat(offsets_np[:-1], lengths)
         groups, cells, tokens = _grids(offsets_np, lengths, places)
         blocks = _blocks(lengths, num_tokens)
-        parts = (offsets_np, places, cells, tokens, *blocks)
+        parts = (offsets_np, places, cells, *blocks, tokens)
         longest = int(lengths.max(initial=0))
-        return cls(len(lengths), num_tokens, longest, groups, *_split(_joined(parts), [len(part) for part in parts]))
+        bound = 1 << max(0, longest - 1).bit_length()
+        index = _split(_joined(parts, size_of), [len(part) for part in parts])
+        return cls(len(lengths), num_tokens, longest, bound, groups, *index)
 
     @classmethod
-    def of_lengths(cls, lengths: torch.Tensor) -> RowLayout:
+    def of_lengths(cls, lengths: torch.Tensor, size_of: Callable[[int], int] = int) -> RowLayout:
         """Returns the layout of rows of these lengths [B], on their device. If this is a GPU, the host waits for it."""
         host = lengths.detach().cpu().long()
-        return cls.of(torch.cat([host.new_zeros(1), host.cumsum(0)])).to(lengths.device)
+        return cls.of(torch.cat([host.new_zeros(1), host.cumsum(0)]), size_of).to(lengths.device)
 
     def mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> RowLayout:
         """Returns the layout with `change` applied to its index tensors, all at once."""
@@ -110,11 +118,6 @@ class RowLayout:
         if self.packed.device == torch.device(device):
             return self
         return self.mapped(lambda packed: packed.to(device, non_blocking=True))
-
-    @property
-    def bound(self) -> int:
-        """The length of the longest row, rounded up to a power of two, so that kernels see few different numbers."""
-        return 1 << max(0, self.longest - 1).bit_length()
 
     def check_fits(self, max_positions: int) -> None:
         """Raises DataError if a row has more tokens than there are learned positions."""
@@ -129,7 +132,7 @@ class RowLayout:
         return [len(getattr(self, name)) for name in INDEX_FIELDS[:-1]]
 
 
-INDEX_FIELDS = ("offsets", "places", "cells", "tokens", "block_rows", "block_starts", "packed")
+INDEX_FIELDS = ("offsets", "places", "cells", "block_rows", "block_starts", "tokens", "packed")
 
 
 def cuts_of(lengths: NDArray[np.int64]) -> list[int]:
@@ -184,9 +187,9 @@ def _blocks(lengths: NDArray[np.int64], num_tokens: int) -> tuple[NDArray[np.int
     return np.append(rows[order], np.zeros(none, np.int64)), np.append(starts[order], np.full(none, end))
 
 
-def _joined(parts: tuple[NDArray[np.int64], ...]) -> torch.Tensor:
+def _joined(parts: tuple[NDArray[np.int64], ...], size_of: Callable[[int], int]) -> torch.Tensor:
     """Joins index arrays. Each array starts at a multiple of 16 bytes, the alignment that suits kernels."""
-    joined = np.zeros(sum(_padded(len(part)) for part in parts), dtype=np.int32)
+    joined = np.zeros(size_of(sum(_padded(len(part)) for part in parts)), dtype=np.int32)
     begin = 0
     for part in parts:
         joined[begin : begin + len(part)] = part
@@ -196,8 +199,8 @@ def _joined(parts: tuple[NDArray[np.int64], ...]) -> torch.Tensor:
 
 def _split(joined: torch.Tensor, sizes: list[int]) -> list[torch.Tensor]:
     """Returns the index tensors that `_joined` has joined, and the joined tensor itself."""
-    parts = joined.split([_padded(size) for size in sizes])
-    return [*(part[:size] for part, size in zip(parts, sizes, strict=True)), joined]
+    begins = [sum(map(_padded, sizes[:number])) for number in range(len(sizes))]
+    return [*(joined[begin : begin + size] for begin, size in zip(begins, sizes, strict=True)), joined]
 
 
 def _padded(size: int) -> int:

@@ -20,21 +20,41 @@ Decided, because the publication does not say:
 - An item that was not seen for longer than its interval is treated as if it were seen now. So the estimate of an item
   that is no longer popular falls, and an item that was never seen counts as if it were seen once in all steps so far.
 
+The distinct slots of a step depend on the batch alone, so the CPU finds them before the batch is copied to a GPU, which
+would have to wait for their number.
+
 Shapes: M items, k hash functions, S distinct slots of a step.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import torch
 from torch import nn
 
+from tackboard.batch.padding import coarse_size, pad_to
 from tackboard.core.config import check
 from tackboard.core.errors import DataError
 from tackboard.core.hashing import MAX_ROWS
 
 LOWEST_RATE = 1e-4
+
+
+@dataclasses.dataclass(frozen=True)
+class SeenSlots:
+    """The slots that one step sees [S], and the count of each slot [S]; int64. A repeated slot repeats its count."""
+
+    slots: torch.Tensor
+    counts: torch.Tensor
+
+    def padded(self) -> SeenSlots:
+        """Returns the slots with repetitions of the last slot. If there is none, nothing is seen and nothing padded."""
+        if not len(self.slots):
+            return self
+        size = coarse_size(len(self.slots))
+        return SeenSlots(pad_to(self.slots, size, int(self.slots[-1])), pad_to(self.counts, size, int(self.counts[-1])))
 
 
 class StreamingFrequencies(nn.Module):
@@ -48,7 +68,6 @@ class StreamingFrequencies(nn.Module):
     interval: torch.Tensor
     count: torch.Tensor
     times_seen: torch.Tensor
-    first_rows: torch.Tensor
 
     def __init__(self, num_hashes: int, num_rows: int, rate: float = 0.05) -> None:
         super().__init__()
@@ -65,11 +84,12 @@ class StreamingFrequencies(nn.Module):
         self.register_buffer("count", torch.zeros(num_slots, dtype=torch.float32))
         # Values above 1 / rate make no difference, so `times_seen` stops at 1 / rate and fits into two bytes.
         self.register_buffer("times_seen", torch.zeros(num_slots, dtype=torch.int16))
-        self.register_buffer("first_rows", torch.arange(num_hashes) * num_rows, persistent=False)
 
-    @torch.no_grad()
-    def observe(self, item_rows_MK: torch.Tensor, counts_M: torch.Tensor) -> None:
-        """Observes one step: the rows of distinct items (int64 [M, k or more]) and their counts (int64 [M])."""
+    def seen_slots(self, item_rows_MK: torch.Tensor, counts_M: torch.Tensor) -> SeenSlots:
+        """Finds the slots of a step: from the rows of distinct items (int64 [M, k or more]) and their counts [M].
+
+        This method does not read the state, so another thread may call it.
+        """
         slots_Mk = self._slots(item_rows_MK)
         if counts_M.shape != slots_Mk.shape[:1] or counts_M.is_floating_point():
             raise DataError(
@@ -79,15 +99,21 @@ class StreamingFrequencies(nn.Module):
         occurred_M = counts_M > 0
         slots_S, place = torch.unique(slots_Mk[occurred_M], return_inverse=True)
         # Counts are whole numbers, so their sum is the same in any order and on any device.
-        totals_S = torch.zeros_like(slots_S)
-        totals_S.index_add_(0, place.flatten(), counts_M[occurred_M].to(torch.int64).repeat_interleave(self.num_hashes))
+        counts_S = torch.zeros_like(slots_S)
+        counts_S.index_add_(0, place.flatten(), counts_M[occurred_M].to(torch.int64).repeat_interleave(self.num_hashes))
+        return SeenSlots(slots_S, counts_S)
+
+    @torch.no_grad()
+    def observe(self, seen: SeenSlots) -> None:
+        """Observes one step."""
+        slots_S = seen.slots
         self.step += 1
         times_S = self.times_seen[slots_S] + 1
         share_S = self._share(times_S)
         gap_S = (self.step - self.last_seen[slots_S]).float()
         interval_S, count_S = self.interval[slots_S], self.count[slots_S]
         self.interval[slots_S] = interval_S + share_S * (gap_S - interval_S)
-        self.count[slots_S] = count_S + share_S * (totals_S.float() - count_S)
+        self.count[slots_S] = count_S + share_S * (seen.counts.float() - count_S)
         self.times_seen[slots_S] = times_S.clamp_max(math.ceil(1 / self.rate))
         self.last_seen[slots_S] = self.step.to(torch.int32)
 
@@ -103,12 +129,16 @@ class StreamingFrequencies(nn.Module):
         return (count_Mk.log() - interval_Mk.log()).amin(dim=1)
 
     def _slots(self, item_rows_MK: torch.Tensor) -> torch.Tensor:
-        """Returns the slots of items [M, k]; columns beyond the number of hash functions are ignored."""
+        """Returns the slots of items [M, k]; columns beyond the number of hash functions are ignored.
+
+        A negative row is padding and gets any slot.
+        """
         if item_rows_MK.dim() != 2 or item_rows_MK.shape[1] < self.num_hashes:
             raise DataError(
                 f"item rows have shape {tuple(item_rows_MK.shape)}", allowed=f"allowed: [M, {self.num_hashes} or more]"
             )
-        return item_rows_MK[:, : self.num_hashes] + self.first_rows
+        first_rows_k = torch.arange(self.num_hashes, device=item_rows_MK.device) * self.num_rows
+        return item_rows_MK[:, : self.num_hashes].clamp_min(0) + first_rows_k
 
     def _share(self, times: torch.Tensor) -> torch.Tensor:
         """Returns the weight of the `times`-th observation in a moving average: 1 / times, but at least `rate`."""

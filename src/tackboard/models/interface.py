@@ -10,7 +10,8 @@ A model is an `nn.Module` made by its config, a frozen dataclass that derives fr
 A model may also have `prepare(batch, generator)`. It returns the batch with further tensors that do not depend on the
 parameters, such as PinFM's targets. The trainer calls it on the CPU before the batch is copied to the device. So the
 host never waits until a GPU knows the length of a tensor. The data step decides the seed of `generator`. `loss` must
-also work on a batch that did not go through `prepare`.
+also work on a batch that did not go through `prepare`. A model with `can_pad = True` takes the keyword `pad` too: if it
+is true, `prepare` pads the tensors to sizes that repeat, and the loss stays the same.
 
 A model that can retrieve derives from `RetrievalModel` and inherits `scores`. For modules with `compiles = True` see
 `compile_parts`.

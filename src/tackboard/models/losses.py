@@ -31,6 +31,7 @@ import torch
 from torch.nn import functional
 
 from tackboard.batch import SequenceBatch
+from tackboard.batch.padding import coarse_size, pad_to
 from tackboard.core.config import check
 from tackboard.core.errors import ConfigError
 from tackboard.models.targets import Pairs, next_token_pairs, row_of_event
@@ -93,6 +94,18 @@ class OwnLists:
     items: torch.Tensor
     groups: torch.Tensor
     places: torch.Tensor | None = None
+
+    def padded(self, item: int) -> OwnLists:
+        """Returns the lists of a padded batch with a last group of padding, which has `item` again and again.
+
+        If each row is a group, then the last row is padding already. Otherwise no row has the groups that are added.
+        """
+        size, num_groups = coarse_size(len(self.items)), len(self.offsets) - 1
+        num_groups = coarse_size(num_groups) if self.places is None else num_groups
+        offsets = pad_to(self.offsets, num_groups + 1, len(self.items))
+        offsets[-1] = size
+        places = None if self.places is None else pad_to(self.places, size, 0)
+        return OwnLists(offsets, pad_to(self.items, size, item), self.groups, places)
 
 
 def same_user_items(batch: SequenceBatch) -> OwnLists:

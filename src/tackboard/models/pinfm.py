@@ -30,12 +30,13 @@ from torch import nn
 from torch.nn import functional
 
 from tackboard.batch import RequestBatch, SequenceBatch
+from tackboard.batch.padding import coarse_size, pad_batch, pad_to, padded_size
 from tackboard.batch.row_layout import RowLayout
 from tackboard.core.config import check
 from tackboard.core.errors import ConfigError
 from tackboard.core.vocabulary import SINCE_LAST, Vocabulary
 from tackboard.models.backbone import BackboneConfig, without_unread
-from tackboard.models.frequencies import StreamingFrequencies
+from tackboard.models.frequencies import SeenSlots, StreamingFrequencies
 from tackboard.models.interface import LossOutput, ModelConfig, RetrievalModel
 from tackboard.models.losses import (
     LossConfig,
@@ -180,14 +181,36 @@ class Targets:
     """Number of events that each token has seen [A], if only items of seen events are taken out."""
     counts: torch.Tensor
     """Number of positives of each distinct item [M]."""
+    slots: SeenSlots | None
+    """What streaming frequencies observe, if the model has them."""
     layout: RowLayout
     """Where the rows of tokens lie."""
     parts: tuple[tuple[str, int], ...]
     """Name and number of pairs of each loss, in the order of the pairs."""
 
+    def padded(self, num_items: int, event: int, row: int) -> Targets:
+        """Returns the targets of a padded batch with tokens, pairs and own items of padding, which have no weight.
+
+        `event` is the first event of padding, and `row` is its row. Padding of other tensors points to this row's start
+        token and to the last item, which are padding too.
+        """
+        num_tokens, num_pairs = padded_size(len(self.tokens)), padded_size(len(self.pairs))
+        return dataclasses.replace(
+            self,
+            tokens=pad_to(self.tokens, num_tokens, event + row),
+            rows=pad_to(self.rows, num_tokens, row),
+            pairs=self.pairs.padded(len(self.tokens), num_items - 1, row),
+            weights=pad_to(self.weights, num_pairs, 0.0),
+            own=None if self.own is None else self.own.padded(num_items - 1),
+            seen=None if self.seen is None else pad_to(self.seen, num_tokens, 0),
+            slots=None if self.slots is None else self.slots.padded(),
+        )
+
 
 class PinFM(RetrievalModel):
     """See the module's docstring."""
+
+    can_pad: ClassVar[bool] = True
 
     def __init__(self, config: PinFMConfig, vocabulary: Vocabulary) -> None:
         super().__init__()
@@ -232,25 +255,36 @@ class PinFM(RetrievalModel):
         # The event after token t of row r has number t - r. The token reads the request features of that event.
         ahead_A = targets.tokens - targets.rows
         hidden_AD = self._with_request(hidden_TD.index_select(0, targets.tokens), batch, ahead_A)
+        items_MD = self.project_items(items_ME)
+        if batch.num_padding:
+            # The weight of padding is 0, but scores are measured against the highest score, which could be too high.
+            items_MD = items_MD.masked_fill(batch.item_rows[:, :1] < 0, 0.0)
         total, losses_P = info_nce(
             self._project(hidden_AD) * self._inverse_temperature(),
-            self.project_items(items_ME),
+            items_MD,
             targets.pairs,
             targets.weights,
-            self._log_weights(batch, targets.counts),
+            self._log_weights(batch, targets),
             targets.own,
             targets.seen,
         )
         metrics: dict[str, float | torch.Tensor] = {"temperature": 1.0 / self._inverse_temperature().detach()}
         if len(targets.parts) > 1:
-            of_parts = losses_P.split([size for _, size in targets.parts])
+            sizes = [size for _, size in targets.parts]
+            of_parts = losses_P[: sum(sizes)].split(sizes)
             for (name, size), losses in zip(targets.parts, of_parts, strict=True):
                 metrics[f"loss_{name}"] = losses.sum() / max(1, size)
         return LossOutput(total, metrics)
 
-    def prepare(self, batch: SequenceBatch, generator: torch.Generator | None = None) -> SequenceBatch:
-        """Returns the batch with its targets, which need no parameters. `generator` draws the multi-token pairs."""
-        config = self.config.loss
+    def prepare(
+        self, batch: SequenceBatch, generator: torch.Generator | None = None, *, pad: bool = False
+    ) -> SequenceBatch:
+        """Returns the batch with its targets, which need no parameters. `generator` draws the multi-token pairs.
+
+        With `pad`, the batch and its targets are padded to sizes that repeat. The loss stays the same.
+        """
+        config, num_events, num_rows = self.config.loss, batch.num_events, batch.num_rows
+        batch = pad_batch(batch) if pad else batch
         parts = [("next_token", 1.0, next_token_pairs(batch))]
         if config.multi_token_weight:
             pairs = multi_token_pairs(batch, config.multi_token_window, config.multi_token_share, generator)
@@ -268,6 +302,7 @@ class PinFM(RetrievalModel):
             own, seen_A = earlier_items(batch), tokens_A - rows_A - batch.offsets[rows_A]
         elif config.mask_same_user:
             own = same_user_items(batch)
+        counts_M = positive_counts(batch)
         targets = Targets(
             tokens=tokens_A,
             rows=rows_A,
@@ -275,24 +310,25 @@ class PinFM(RetrievalModel):
             weights=torch.cat(weights).to(tokens_A.device),
             own=own,
             seen=seen_A,
-            counts=positive_counts(batch),
-            layout=RowLayout.of_lengths(batch.lengths() + 1),
+            counts=counts_M,
+            slots=None if self.frequencies is None else self.frequencies.seen_slots(batch.item_rows, counts_M),
+            layout=RowLayout.of_lengths(batch.lengths() + 1, coarse_size if pad else int),
             parts=tuple((name, len(part)) for name, _, part in parts),
         )
-        return batch.with_targets(targets)
+        return batch.with_targets(targets.padded(len(batch.item_ids), num_events, num_rows) if pad else targets)
 
-    def _log_weights(self, batch: SequenceBatch, counts_M: torch.Tensor) -> torch.Tensor:
+    def _log_weights(self, batch: SequenceBatch, targets: Targets) -> torch.Tensor:
         log_expected_M = None
         if self.frequencies is not None:
-            if self.training:
-                self.frequencies.observe(batch.item_rows, counts_M)
+            if self.training and targets.slots is not None:
+                self.frequencies.observe(targets.slots)
             log_expected_M = self.frequencies.log_expected(batch.item_rows)
         return negative_log_weights(
             batch,
             in_batch=self.config.loss.in_batch_negatives,
             correct_popularity=self.config.loss.correct_popularity,
             log_expected_M=log_expected_M,
-            counts_M=counts_M,
+            counts_M=targets.counts,
         )
 
     def encode_users(self, batch: SequenceBatch) -> torch.Tensor:

@@ -44,7 +44,7 @@ from tackboard.models.backbone import BackboneConfig, without_unread
 from tackboard.models.interface import LossOutput, ModelConfig, RetrievalModel
 from tackboard.models.losses import info_nce, negative_log_weights
 from tackboard.models.tables import TableConfig
-from tackboard.models.targets import Pairs
+from tackboard.models.targets import Pairs, row_of_event
 from tackboard.models.time_encoding import log2_bucket
 
 SMALL_STD = 0.02
@@ -213,6 +213,16 @@ def _published(num_rows: int, backbone: dict[str, Any], settings: dict[str, Any]
     return SequentialConfig(**({"width": 50, "dropout": 0.2, "max_history": 200} | settings | parts))
 
 
+@dataclasses.dataclass(frozen=True)
+class PredictedEvents:
+    """What the CPU computes before the batch is copied to a GPU, which would have to wait for these lengths."""
+
+    events: torch.Tensor
+    """The events that are predicted, each from the event before it [P]."""
+    layout: RowLayout
+    """Where the rows of events lie."""
+
+
 class SequentialModel(RetrievalModel):
     """See the module's docstring."""
 
@@ -245,11 +255,10 @@ class SequentialModel(RetrievalModel):
 
     def loss(self, batch: SequenceBatch) -> LossOutput:
         """Returns the softmax loss of positive events, each predicted from the event before it in its row."""
+        batch = self.prepare(batch) if batch.targets is None else batch
+        events_P: torch.Tensor = batch.targets.events
         items_MD = self.items(batch.item_rows[:, 0])
         hidden_TD = self._hidden(batch, items_MD, None)
-        is_first_T = torch.zeros_like(batch.is_positive)
-        is_first_T[batch.offsets[:-1][batch.lengths() > 0]] = True
-        events_P = (batch.is_positive & ~is_first_T).nonzero().squeeze(1)
         if len(events_P) == 0:
             return LossOutput(hidden_TD.sum() * 0.0, {}, torch.zeros(()))
         hidden_PD = hidden_TD.index_select(0, events_P - 1)
@@ -259,6 +268,24 @@ class SequentialModel(RetrievalModel):
         targets_P = batch.items.index_select(0, events_P)
         value = loss(self._project(hidden_PD), self._project(items_MD), batch, targets_P)
         return LossOutput(value, {}, torch.tensor(float(len(events_P))))
+
+    def prepare(self, batch: SequenceBatch, generator: torch.Generator | None = None) -> SequenceBatch:
+        """Returns the batch with the events to predict and the layout of its rows, which need no parameters.
+
+        Raises ConfigError if the batch lacks items that the loss needs. `generator` is not used.
+        """
+        del generator
+        is_first_T = torch.zeros_like(batch.is_positive)
+        is_first_T[batch.offsets[:-1][batch.lengths() > 0]] = True
+        events_P = (batch.is_positive & ~is_first_T).nonzero().squeeze(1)
+        num_drawn, is_whole = len(batch.sampled), len(batch.sampled) == len(batch.item_ids)
+        if len(events_P) and self.config.loss.kind == "full" and not (is_whole and float(batch.sample_rate) >= 1.0):
+            raise ConfigError(
+                f"model.loss.kind is 'full', but only {num_drawn:,} items were drawn for this batch",
+                allowed="the exact softmax needs the whole catalogue in every batch",
+                fix="set data.uniform_negatives to the number of items or more, or model.loss.kind to mixed",
+            )
+        return batch.with_targets(PredictedEvents(events_P, RowLayout.of_lengths(batch.lengths())))
 
     def encode_users(self, batch: SequenceBatch) -> torch.Tensor:
         """Returns one vector per history [B, D]: the prediction after its last event, or 0 for an empty history."""
@@ -291,7 +318,7 @@ class SequentialModel(RetrievalModel):
 
         In training no request follows the last event of a row, and the hidden vector of that event predicts nothing.
         """
-        layout = RowLayout.of_lengths(batch.lengths())
+        layout = RowLayout.of_lengths(batch.lengths()) if batch.targets is None else batch.targets.layout
         layout.check_fits(self.config.max_history)
         # Unlike indexing, embedding() adds up gradients in a fixed order, so a resumed run repeats every bit.
         x_TD = functional.embedding(batch.items, items_MD) * math.sqrt(self.config.width)
@@ -340,12 +367,6 @@ class SequentialModel(RetrievalModel):
         if loss.kind == "sampled":
             negatives_PR = draw_negatives(batch.sampled, len(targets_P), loss.num_negatives)
             num_cells = loss.num_negatives * self.config.width
-        elif len(batch.sampled) != len(items_MD) or float(batch.sample_rate) < 1.0:
-            raise ConfigError(
-                f"model.loss.kind is 'full', but only {len(batch.sampled):,} items were drawn for this batch",
-                allowed="the exact softmax needs the whole catalogue in every batch",
-                fix="set data.uniform_negatives to the number of items or more, or model.loss.kind to mixed",
-            )
         return in_blocks(self.entropy, num_cells, (items_MD,), (hidden_PD, targets_P, negatives_PR)).mean()
 
 
@@ -413,5 +434,6 @@ def draw_negatives(sampled_K: torch.Tensor, num_predictions: int, num_negatives:
 
 def _of_next(batch: SequenceBatch, values_T: torch.Tensor, last_B: torch.Tensor) -> torch.Tensor:
     """Returns for each event the value of the next event in its row [T]; a row's last event gets the row's `last_B`."""
-    is_filled_B = batch.lengths() > 0
-    return values_T.roll(-1).index_copy(0, batch.offsets[1:][is_filled_B] - 1, last_B[is_filled_B])
+    rows_T = row_of_event(batch)
+    is_last_T = batch.offsets[1:].index_select(0, rows_T) == torch.arange(1, len(rows_T) + 1, device=rows_T.device)
+    return torch.where(is_last_T, last_B.index_select(0, rows_T), values_T.roll(-1))

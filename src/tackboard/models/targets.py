@@ -24,6 +24,7 @@ import dataclasses
 import torch
 
 from tackboard.batch import SequenceBatch
+from tackboard.batch.padding import pad_to, padded_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,11 @@ class Pairs:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def padded(self, token: int, item: int, row: int) -> Pairs:
+        """Returns the pairs and pairs of padding, which all have this token, item and row."""
+        size = padded_size(len(self))
+        return Pairs(pad_to(self.tokens, size, token), pad_to(self.items, size, item), pad_to(self.rows, size, row))
 
 
 def row_of_event(batch: SequenceBatch) -> torch.Tensor:

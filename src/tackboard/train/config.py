@@ -54,6 +54,9 @@ class TrainingConfig:
     """Whether to compile the modules whose attribute `compiles` is True, such as layers: `on`, `off`, or `auto`, which
     compiles on a GPU only. The first step then takes half a minute. Results of compiled parts differ in rounding, and
     dropout draws other numbers."""
+    pad_shapes: str = "auto"
+    """Whether to pad batches to sizes that repeat from step to step: `on`, `off`, or `auto`, which pads if a model that
+    allows it is compiled on a GPU. Padding changes no result except rounding and the numbers that dropout draws."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "checkpoint_every", "validation_steps", "log_every"):
@@ -68,7 +71,10 @@ class TrainingConfig:
             )
         check(0 <= self.num_threads <= 1024, "training.num_threads", self.num_threads, "0 to 1024")
         check(self.precision in ("fp32", "bf16", "auto"), "training.precision", self.precision, "fp32, bf16, auto")
-        check(self.compile in ("off", "on", "auto"), "training.compile", self.compile, "off, on, auto")
+        for name in ("compile", "pad_shapes"):
+            check(
+                getattr(self, name) in ("off", "on", "auto"), f"training.{name}", getattr(self, name), "off, on, auto"
+            )
         is_device = re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device) is not None
         check(is_device, "training.device", self.device, "auto, cpu, cuda")
 

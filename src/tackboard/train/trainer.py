@@ -41,6 +41,7 @@ from tackboard.features.feature_set import FILE_NAME, read_features
 from tackboard.models.description import describe_model
 from tackboard.models.interface import build_model, compile_parts
 from tackboard.models.tables import rows_on
+from tackboard.train.compilation import CompilationWatch
 from tackboard.train.config import RunConfig, config_to_json
 from tackboard.train.guard import Guard
 from tackboard.train.optimizers import Optimizers
@@ -50,6 +51,8 @@ from tackboard.train.validation import Validation, mean_loss
 
 ORDER_VERSION = 2
 """Version of the order of data. Version 1 had no windows, so 1 and 2 differ only for datasets of several windows."""
+WARM_UP_STEPS = 10
+"""Number of steps of a process in which parts of the model may be compiled without a message."""
 
 
 class _StopNow(BaseException):
@@ -91,8 +94,11 @@ class Trainer:
             model = build_model(config.model, source.vocabulary)
         self.model: Any = model.to(self.device)
         self.is_compiled = shall_compile(config.training.compile, self.device)
+        self.watch: CompilationWatch | None = None
         if self.is_compiled:
             compile_parts(self.model)
+            self.watch = CompilationWatch(self.model)
+        self.pads = shall_pad(config.training.pad_shapes, self.model, self.device, is_compiled=self.is_compiled)
         self.has_state_beyond_parameters = len(self.model.state_dict()) > sum(
             1 for _ in self.model.named_parameters(remove_duplicate=False)
         )
@@ -115,6 +121,8 @@ class Trainer:
         for warning in [*config.warnings(), *_shared_rows(tables, source)]:
             say(f"warning: {warning}")
         self.step = 0
+        self.num_made = 0
+        """Number of steps that this process has made."""
         self.data_step = 0
         self.num_tokens = 0
         self.is_compiling = False
@@ -250,9 +258,18 @@ class Trainer:
         self._unread.append((data_step, batch.num_tokens, verdict.packed()))
         self._metrics = output.metrics
         self.is_compiling = False
+        self._tell_recompilations()
+        self.num_made += 1
         self.step += 1
         self.data_step = data_step + 1
         return self._settle() if self.reads_every_step or self._is_boundary() else True
+
+    def _tell_recompilations(self) -> None:
+        """Writes a line for each part of the model that torch has compiled again in this step, after the warm-up."""
+        for part, reason in [] if self.watch is None else self.watch.news():
+            if self.num_made >= WARM_UP_STEPS:
+                self.run.log_event("recompiled", step=self.step, part=part, reason=reason)
+                say(f"warning: torch compiled {part} again at step {self.step}, which takes seconds: {reason}")
 
     def _seed_of(self, data_step: int) -> int:
         """Returns the seed of dropout and of a batch's random targets: a function of (seed, data step)."""
@@ -261,7 +278,10 @@ class Trainer:
     def _prepared(self, data_step: int, batch: Batch) -> Batch:
         """Returns the batch with what the model prepares on the CPU. Another thread may call this."""
         prepare = getattr(self.model, "prepare", None)
-        return batch if prepare is None else prepare(batch, torch.Generator().manual_seed(self._seed_of(data_step)))
+        if prepare is None:
+            return batch
+        generator = torch.Generator().manual_seed(self._seed_of(data_step))
+        return prepare(batch, generator, pad=True) if self.pads else prepare(batch, generator)
 
     def _is_boundary(self) -> bool:
         """Returns whether this step is logged, judged or saved, for which the host must know the verdicts."""
@@ -427,9 +447,16 @@ def choose_device(name: str) -> torch.device:
         if not is_there and has_nvidia_driver():
             say("warning: an NVIDIA driver is loaded, but torch sees no GPU, so the CPU is used: run tackboard doctor")
         return torch.device("cuda" if is_there else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"training.device = {name}, but torch sees no GPU", fix="--set training.device=cpu")
-    return torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= (num_gpus := torch.cuda.device_count()):
+        raise UsageError(
+            f"training.device = {name}, but torch sees {num_gpus} {'GPU' if num_gpus == 1 else 'GPUs'}",
+            allowed="allowed: " + ", ".join(f"cuda:{number}" for number in range(num_gpus)),
+            fix="--set training.device=cuda",
+        )
+    return device
 
 
 def shall_compile(wanted: str, device: torch.device) -> bool:
@@ -447,6 +474,18 @@ def shall_compile(wanted: str, device: torch.device) -> bool:
     if missing:
         say(f"warning: training.compile = auto does not compile: there is no {' and no '.join(missing)}")
     return not missing
+
+
+def shall_pad(wanted: str, model: Any, device: torch.device, *, is_compiled: bool) -> bool:
+    """Returns whether to pad batches. Raises UsageError if `training.pad_shapes` is on for a model that cannot pad."""
+    can_pad = bool(getattr(model, "can_pad", False))
+    if wanted == "on" and not can_pad:
+        raise UsageError(
+            f"training.pad_shapes is on, but {type(model).__name__} cannot pad its batches",
+            allowed="a model that can pad, such as PinFM, has can_pad = True (models/interface.py)",
+            fix="--set training.pad_shapes=auto",
+        )
+    return wanted == "on" or (wanted == "auto" and can_pad and is_compiled and device.type == "cuda")
 
 
 def _shared_rows(hashing: HashConfig, source: SequenceSource) -> list[str]:

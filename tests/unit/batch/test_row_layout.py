@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tackboard.batch.row_layout import BLOCK, CELL_COST, GROUP_COST, RowLayout, cuts_of
+from tackboard.batch.row_layout import BLOCK, CELL_COST, GROUP_COST, INDEX_FIELDS, RowLayout, cuts_of
 from tackboard.core.errors import DataError
 
 LENGTHS = st.lists(st.one_of(st.integers(0, 12), st.integers(0, 300)), max_size=40)
@@ -84,3 +84,29 @@ def test_wrong_offsets_and_rows_that_are_too_long() -> None:
             RowLayout.of(torch.tensor(wrong))
     with pytest.raises(DataError, match=r"a row has 9 tokens\nallowed: at most 8"):
         RowLayout.of(torch.tensor([0, 9])).check_fits(8)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns itself of what it does to compile
+def test_compiled_code_reads_the_bound_without_being_compiled_again() -> None:
+    num_compiled = 0
+
+    def count(graph: torch.fx.GraphModule, _inputs: object) -> torch.fx.GraphModule:
+        nonlocal num_compiled
+        num_compiled += 1
+        return graph
+
+    scaled = torch.compile(lambda x, layout: x[: layout.num_tokens] * layout.bound, dynamic=True, backend=count)
+    for lengths, bound in (([3, 5], 8), ([9, 4], 16), ([17, 2], 32), ([70, 80], 128), ([200, 4, 5], 256)):
+        layout = RowLayout.of_lengths(torch.tensor(lengths))
+        assert torch.equal(scaled(torch.ones(300), layout), torch.full((sum(lengths),), float(bound)))
+    assert num_compiled == 1
+
+
+def test_positions_in_the_packed_tensor_depend_on_rows_and_tokens_alone() -> None:
+    """Cells depend on the mix of lengths, so they come last, and `size_of` pads what is left."""
+    rows = [torch.tensor(lengths) for lengths in ([9, 1], [5, 5])]
+    layouts = [RowLayout.of_lengths(lengths, lambda size: -(-size // 128) * 128) for lengths in rows]
+    assert len(layouts[0].tokens) > len(layouts[1].tokens)
+    for name in INDEX_FIELDS:
+        assert len({getattr(layout, name).storage_offset() for layout in layouts}) == 1, name
+    assert {len(layout.packed) for layout in layouts} == {128}

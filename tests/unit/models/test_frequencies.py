@@ -59,7 +59,7 @@ def test_it_equals_a_plain_loop(steps: list[list[int]], num_hashes: int, rate: f
     rows = row_ids(np.arange(9), 3, 5, seed=1)
     found, plain = StreamingFrequencies(num_hashes, 5, rate), PlainFrequencies(num_hashes, rate)
     for counts in steps:
-        found.observe(torch.from_numpy(rows), torch.tensor(counts))
+        found.observe(found.seen_slots(torch.from_numpy(rows), torch.tensor(counts)))
         plain.observe(rows.tolist(), counts)
     expected = [plain.log_expected(item) for item in rows.tolist()]
     assert found.log_expected(torch.from_numpy(rows)).tolist() == pytest.approx(expected, abs=1e-4)
@@ -78,7 +78,9 @@ def stream(
     for _ in range(num_steps):
         counts = random.multinomial(int(random.integers(80, 121)), shares)
         occurred = counts > 0
-        frequencies.observe(rows[torch.from_numpy(occurred)], torch.from_numpy(counts[occurred]))
+        frequencies.observe(
+            frequencies.seen_slots(rows[torch.from_numpy(occurred)], torch.from_numpy(counts[occurred]))
+        )
 
 
 def test_a_stationary_stream_is_estimated_to_within_a_few_per_cent() -> None:
@@ -112,7 +114,9 @@ def test_early_estimates_are_unbiased() -> None:
     for seed in range(300):
         random, frequencies = np.random.default_rng(seed), StreamingFrequencies(1, 2)
         while not int(frequencies.times_seen[0]):
-            frequencies.observe(torch.tensor([[0], [1]]), torch.tensor([int(random.random() < probability), 1]))
+            frequencies.observe(
+                frequencies.seen_slots(torch.tensor([[0], [1]]), torch.tensor([int(random.random() < probability), 1]))
+            )
         intervals.append(1 / math.exp(float(frequencies.log_expected(torch.tensor([[0]])))))
     assert np.mean(intervals) == pytest.approx(1 / probability, rel=0.15)
 
@@ -130,11 +134,11 @@ def test_a_change_is_followed() -> None:
 def test_what_is_no_longer_seen_fades() -> None:
     frequencies, both = StreamingFrequencies(1, 2, rate=0.1), torch.tensor([[0], [1]])
     for _ in range(50):
-        frequencies.observe(both, torch.tensor([3, 1]))
+        frequencies.observe(frequencies.seen_slots(both, torch.tensor([3, 1])))
     assert frequencies.log_expected(both).exp().tolist() == pytest.approx([3.0, 1.0])
     fading = []
     for _ in range(200):
-        frequencies.observe(torch.tensor([[1]]), torch.tensor([1]))
+        frequencies.observe(frequencies.seen_slots(torch.tensor([[1]]), torch.tensor([1])))
         fading.append(float(frequencies.log_expected(both)[0].exp()))
     assert fading[0] == pytest.approx(3.0)  # one step away is no news for an item that comes every step
     assert all(later <= earlier for earlier, later in itertools.pairwise(fading))
@@ -145,10 +149,10 @@ def test_before_anything_is_known_all_items_are_equal_and_finite() -> None:
     frequencies, rows = StreamingFrequencies(2, 10), torch.from_numpy(row_ids(np.arange(5), 2, 10, seed=0))
     assert frequencies.log_expected(rows).tolist() == [0.0] * 5
     assert frequencies.log_expected(rows[:0]).shape == (0,)
-    frequencies.observe(rows[:0], torch.zeros(0, dtype=torch.int64))
+    frequencies.observe(frequencies.seen_slots(rows[:0], torch.zeros(0, dtype=torch.int64)))
     assert torch.isfinite(frequencies.log_expected(rows)).all()
     for _ in range(20):
-        frequencies.observe(torch.tensor([[9, 9]]), torch.tensor([8]))
+        frequencies.observe(frequencies.seen_slots(torch.tensor([[9, 9]]), torch.tensor([8])))
     never = torch.tensor([[0, 0]])
     assert float(frequencies.log_expected(never).exp()) == pytest.approx(1 / 21)
 
@@ -173,8 +177,8 @@ def test_the_order_of_items_and_further_hash_functions_change_nothing() -> None:
     one, other = StreamingFrequencies(2, 20), StreamingFrequencies(2, 20)
     before = torch.get_rng_state()
     for _ in range(3):
-        one.observe(rows, counts)
-        other.observe(rows.flip(0)[:, :2], counts.flip(0))
+        one.observe(one.seen_slots(rows, counts))
+        other.observe(other.seen_slots(rows.flip(0)[:, :2], counts.flip(0)))
     assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in one.state_dict().items())
     assert torch.equal(torch.get_rng_state(), before)
     assert not one.log_expected(rows).requires_grad
@@ -186,10 +190,12 @@ def test_wrong_input_is_refused() -> None:
             StreamingFrequencies(**({"num_hashes": 2, "num_rows": 4} | wrong))
     frequencies = StreamingFrequencies(2, 4)
     with pytest.raises(DataError, match="2 or more"):
-        frequencies.observe(torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, dtype=torch.int64))
+        frequencies.observe(
+            frequencies.seen_slots(torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, dtype=torch.int64))
+        )
     for counts in (torch.ones(2, dtype=torch.int64), torch.ones(3)):
         with pytest.raises(DataError, match="one whole number per item"):
-            frequencies.observe(torch.zeros(3, 2, dtype=torch.int64), counts)
+            frequencies.observe(frequencies.seen_slots(torch.zeros(3, 2, dtype=torch.int64), counts))
 
 
 @pytest.mark.gpu
@@ -200,6 +206,6 @@ def test_the_gpu_estimates_the_same() -> None:
     random = np.random.default_rng(0)
     for _ in range(30):
         counts = torch.from_numpy(random.multinomial(50, shares))
-        here.observe(rows, counts)
-        there.observe(rows.cuda(), counts.cuda())
+        here.observe(here.seen_slots(rows, counts))
+        there.observe(there.seen_slots(rows.cuda(), counts.cuda()))
     torch.testing.assert_close(there.log_expected(rows.cuda()).cpu(), here.log_expected(rows))

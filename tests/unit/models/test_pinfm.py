@@ -347,10 +347,10 @@ def test_streaming_frequencies_are_counted_in_training_only_and_belong_to_the_st
     assert (expected[counts > 0].exp() >= counts[counts > 0] * 0.999).all()
     model.eval()
     given = negative_log_weights(batch, log_expected_M=expected)
-    assert torch.equal(model._log_weights(batch, counts), given)
+    assert torch.equal(model._log_weights(batch, model.prepare(batch).targets), given)
     again = make_model(loss={"streaming_frequencies": True})
     again.load_state_dict(model.state_dict())
-    assert torch.equal(again._log_weights(batch, counts), given)
+    assert torch.equal(again._log_weights(batch, again.prepare(batch).targets), given)
 
 
 def test_features_of_the_request_change_the_users_vector_and_no_other(

@@ -522,6 +522,10 @@ def test_choosing_a_device(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         choose_device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert choose_device("auto").type == "cuda"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose_device("cuda") == torch.device("cuda") and choose_device("cuda:1").index == 1
+    with pytest.raises(UsageError, match=r"cuda:2, but torch sees 2 GPUs\nallowed: cuda:0, cuda:1\n"):
+        choose_device("cuda:2")
 
 
 def test_speed_counts_everything_this_process_did(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:

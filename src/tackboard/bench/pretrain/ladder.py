@@ -118,6 +118,14 @@ RUNGS = (
         tolerance=2e-2,
     ),
     Rung(
+        "shapes",
+        "batches padded to sizes that repeat",
+        settings_off=["training.pad_shapes=off"],
+        settings_on=["training.pad_shapes=on"],
+        devices=["cuda"],
+        tolerance=2e-2,
+    ),
+    Rung(
         "attention-kernel",
         "attention of packed rows without padding",
         off=replaced("tackboard.ops.packed_attention:choose", lambda *_: "grouped"),

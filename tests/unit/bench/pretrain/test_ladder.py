@@ -36,7 +36,8 @@ def test_settings_of_another_device_are_left_alone(tiny_config: RunConfig) -> No
     with ExitStack() as stack:
         assert without(tiny_config, [], "cpu", stack).training.precision == "fp32"
         assert without(tiny_config, [], "cuda", stack).training.precision == "bf16"
-    assert [rung.name for rung in rungs_of("cuda")] == ["workers", "bf16", "compile", "attention-kernel", "loss-kernel"]
+    names = ["workers", "bf16", "compile", "shapes", "attention-kernel", "loss-kernel"]
+    assert [rung.name for rung in rungs_of("cuda")] == names
 
 
 def test_a_twin_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
