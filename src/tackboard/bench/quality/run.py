@@ -50,6 +50,8 @@ def measure(
         find_method(name)
     if options.seeds < 0:
         raise UsageError(f"--seeds is {options.seeds}", allowed="allowed: 1 or more")
+    if options.tries and options.study != "tune":
+        raise UsageError(f"--tries {options.tries} does nothing in --study {options.study}", fix="use --study tune")
     check_device(device)
     context = StudyContext(Work.check(work), bench, options, data)
     study(dataclasses.replace(context, is_trial=True))

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from tackboard.bench.quality.cells import Cell, Result
 from tackboard.bench.quality.methods import METHODS, Method
+from tackboard.bench.quality.row_labels import softmax_of, title_of, tries_of
 from tackboard.bench.quality.study_plan import Find, StudyContext, StudyPlan, Table, section
 from tackboard.bench.quality.verdict import DIFFERENCE_COLUMNS, Measured, difference_cells, figures_of
 from tackboard.core.errors import DataError, UsageError
@@ -30,6 +31,12 @@ METRICS = ("hr@10", "ndcg@10", "hr@50", "ndcg@50", "hr@200", "ndcg@200")
 TOLERANCE = 0.015
 """A published figure agrees with our figures if it is at most this far outside their range over all tie rules."""
 NUM_RESAMPLES = 1000
+NAMED = ("", "reads", "softmax over", "tries", "ties")
+"""Columns that name a row."""
+TRIES_NOTE = (
+    "Tries: the number of fits that were judged on the validation event before the settings of a method were chosen. "
+    "The number of steps of the test is chosen afterwards, for every method in the same way."
+)
 HSTU_README = "meta-recsys/generative-recommenders, README"
 PUBLISHED: dict[str, dict[str, tuple[str, str, tuple[float, ...]]]] = {
     "ml-1m": {
@@ -59,7 +66,7 @@ def reproduce(context: StudyContext) -> StudyPlan:
     places = context.places(context.ties(context.bench.ties))
     cells = [
         # Published code takes an item out of the ranking only if it is in the part of the history that the model reads.
-        context.cell(place, rule, method, seed, "published", filter_newest=context.bench.max_length)
+        context.cell(place, rule, method, seed, "published", filter_newest=place.max_length)
         for seed in context.seeds(1)
         for method in methods
         for rule, place in places.items()
@@ -141,25 +148,26 @@ def validate(context: StudyContext) -> StudyPlan:
         for seed in context.seeds(1)
         for method in methods
     ]
-    return StudyPlan(cells, lambda find: _validation_table(cells, find))
+    return StudyPlan(cells, lambda find: _validation_table(context, cells, find))
 
 
-def _validation_table(cells: Sequence[Cell], find: Find) -> Table:
+def _validation_table(context: StudyContext, cells: Sequence[Cell], find: Find) -> Table:
     results = [result for cell in cells if (result := find(cell)) is not None]
-    header = ["", "reads", "ties", "seed", *METRICS[:2], "steps", "of", "parameters", "s", "tokens/s"]
+    header = [*NAMED, "seed", *METRICS[:2], "steps", "of", "parameters", "s", "tokens/s"]
+    rows = [_validation_row(context, result) for result in results]
     return {
-        "sections": [section("Validation: the event before the last", header, [_validation_row(r) for r in results])],
-        "notes": ["No method saw the test event."] if results else [],
+        "sections": [section("Validation: the event before the last", header, rows)],
+        "notes": ["No method saw the test event.", TRIES_NOTE] if results else [],
         "figures": {"rows": [_figures(result) for result in results]},
         "charts": _curves(results, "validation"),
     }
 
 
-def _validation_row(result: Result) -> list[str]:
+def _validation_row(context: StudyContext, result: Result) -> list[str]:
     cell, values = result.cell, result.values
     planned = cell.run_config().training.steps
     return [
-        *(*_names(cell), str(cell.seed)),
+        *(*_named(context, result), str(cell.seed)),
         *_numbers(values["metrics"], METRICS[:2]),
         *(f"{values['chosen_steps']:,}", f"{planned:,}", f"{values['parameters']:,}"),
         *(f"{values['seconds']:,.0f}", f"{values['tokens_per_s']:,}"),
@@ -185,36 +193,40 @@ def compare(context: StudyContext) -> StudyPlan:
 
 
 def _compared(context: StudyContext) -> tuple[str, ...]:
+    """Returns the methods that are compared by default: our methods, and all rivals that may be the strongest."""
     if context.options.quick:
         return ("popularity", "item-to-item", "sasrec-history", "pinfm-history")
+    fair = ("sasrec-wide", "sasrec-fair", "hstu-fair", "pinfm-published", "pinfm")
     if context.bench.name == "ml-1m":
-        names = ("sasrec-wide", "hstu-large", "hstu-wide", "pinfm")
+        names = ("hstu-large", "hstu-wide", *fair)
         fits = (f"{name}-{inputs}" for inputs in ("history", "request") for name in names)
-        return ("popularity", "item-to-item", "sasrec-items", *fits)
-    return ("popularity", "item-to-item", "recently-seen", "sasrec-history", "sasrec-wide-history", "pinfm-history")
+        return ("popularity", "item-to-item", "sasrec-items", "hstu-large", *fits)
+    fits = (f"{name}-history" for name in ("sasrec", *fair))
+    return ("popularity", "item-to-item", "recently-seen", *fits)
 
 
 def _compare_table(context: StudyContext, cells: Sequence[Cell], find: Find) -> Table:
     results = [result for cell in cells if (result := find(cell)) is not None]
     groups = _grouped(results)
     singles = [
-        [*_names(result.cell), str(result.cell.seed) if METHODS[result.cell.method].build else "",
+        [*_named(context, result), str(result.cell.seed) if METHODS[result.cell.method].build else "",
          *_numbers(result.values["metrics"]), f"{result.values['steps']:,}" if "steps" in result.values else ""]
         for result in results
     ]  # fmt: skip
-    means = [[*_names(group[0].cell), str(len(group)), *_numbers(mean_metrics(group))] for group in groups.values()]
+    means = [[*_named(context, group[0]), str(len(group)), *_numbers(mean_metrics(group))] for group in groups.values()]
     published = published_for(context)
     for title, source, metrics in published.values():
         known = dict(zip(METRICS, metrics, strict=False))
-        means.append([f"published: {title}", source, "", "", *_numbers(known)])
+        means.append([f"published: {title}", source, "", "", "", "", *_numbers(known)])
     differences = compare_to_strongest(groups)
+    compared = [_comparison_row(context, one, groups) for one in differences]
     sections = [
-        section("Test, each seed", ["", "reads", "ties", "seed", *METRICS, "steps"], singles),
-        section("Test, mean over seeds", ["", "reads", "ties", "seeds", *METRICS], means),
+        section("Test, each seed", [*NAMED, "seed", *METRICS, "steps"], singles),
+        section("Test, mean over seeds", [*NAMED, "seeds", *METRICS], means),
         section(
             f"Difference to the strongest baseline that reads no more ({NUM_RESAMPLES:,} paired resamples of users)",
-            ["", "reads", "ties", "metric", "against", *DIFFERENCE_COLUMNS, ""],
-            [_comparison_row(one) for one in differences],
+            ["", "reads", "tries", "ties", "metric", "against", "its tries", *DIFFERENCE_COLUMNS, ""],
+            compared,
         ),
         *_returning(context, groups),
         section("What it cost", ["", "reads", "ties", "parameters", "train s", "tokens/s", "ranking s", "GPU MiB",
@@ -228,13 +240,7 @@ def _compare_table(context: StudyContext, cells: Sequence[Cell], find: Find) -> 
             "The number of steps was chosen on the event before the last, with the first seed. Then each method was "
             "refit on all events but the last and tested once."
         )
-    losses = {_loss_of(result.cell): result.cell.config for result in results}
-    if config := losses.get("mixed"):
-        drawn = config["data"]["uniform_negatives"]
-        notes.append(f"The cross-entropy of rivals is estimated from a batch's items and {drawn:,} drawn items.")
-    if config := losses.get("sampled"):
-        few = config["model"]["config"]["loss"]["num_negatives"]
-        notes.append(f"For each prediction, the softmax of rivals covers {few:,} drawn items.")
+        notes.append(TRIES_NOTE)
     if published:
         notes.append("The publishers of HSTU and sampled-softmax SASRec ranked the test event during training.")
     return {
@@ -325,11 +331,6 @@ def _returning(context: StudyContext, groups: Mapping[tuple[str, str], Sequence[
 # ---- parts of tables ----
 
 
-def _loss_of(cell: Cell) -> str:
-    """Returns the kind of loss of a rival, or an empty string for other methods."""
-    return str(cell.config["model"]["config"]["loss"].get("kind", "")) if cell.config is not None else ""
-
-
 def _grouped(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:
     """Returns (tie rule, method) → results, one result per seed."""
     groups: dict[tuple[str, str], list[Result]] = {}
@@ -339,17 +340,32 @@ def _grouped(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:
 
 
 def _names(cell: Cell) -> list[str]:
-    method = METHODS[cell.method]
-    return [method.title, method.reads, cell.ties]
+    return [title_of(cell), METHODS[cell.method].reads, cell.ties]
+
+
+def _named(context: StudyContext, result: Result) -> list[str]:
+    """Returns the cells of the columns NAMED."""
+    title, reads, ties = _names(result.cell)
+    return [
+        title,
+        reads,
+        softmax_of(result.cell, result.values.get("num_items", 0)),
+        tries_of(context, result.cell),
+        ties,
+    ]
 
 
 def _numbers(metrics: Mapping[str, float], names: Sequence[str] = METRICS) -> list[str]:
     return [f"{metrics[name]:.4f}" if name in metrics else "" for name in names]
 
 
-def _comparison_row(one: Mapping[str, Any]) -> list[str]:
-    method, against = METHODS[one["method"]], METHODS[one["against"]].title
-    names = [method.title, method.reads, one["ties"], one["metric"], against]
+def _comparison_row(
+    context: StudyContext, one: Mapping[str, Any], groups: Mapping[tuple[str, str], Sequence[Result]]
+) -> list[str]:
+    ours, theirs = (groups[one["ties"], one[side]][0].cell for side in ("method", "against"))
+    title, reads, ties = _names(ours)
+    against = [title_of(theirs), tries_of(context, theirs)]
+    names = [title, reads, tries_of(context, ours), ties, one["metric"], *against]
     return [*names, *difference_cells(one), one["verdict"]]
 
 
