@@ -59,19 +59,22 @@ def test_the_base_answers_five_questions_and_runs_once(work: Work) -> None:
     count = sum(len(question.variants) for question in QUESTIONS if question.dataset == "ml-1m")
     assert len(plan.cells) == 3 * count
     assert len({cell.name for cell in plan.cells}) == 3 * (count - 4)
+    ladder = [cell for cell in plan.cells if cell.method.startswith("ablation-ladder")]
+    assert len(ladder) == 3 * 7 and all("ahead" not in cell.protocol for cell in ladder)
     assert {cell.stage for cell in plan.cells} == {"validate"}
 
 
 def test_a_quick_one_is_short(work: Work) -> None:
     for cell in plan_of(work, "ml-1m", quick=True).cells:
         config = cell.run_config()
-        assert 1 < config.training.steps <= 40 and config.data.tokens_per_step <= 2_048
+        assert 1 < config.training.steps <= 45 and config.data.tokens_per_step <= 2_048
         assert config.training.checkpoint_every == config.training.steps
 
 
 def test_other_datasets_are_refused(work: Work) -> None:
-    with pytest.raises(UsageError, match="kakao-brunch"):
-        plan_of(work, "kakao-brunch")
+    other = dataclasses.replace(find_bench("deskdrop"), name="other")
+    with pytest.raises(UsageError, match="allowed: ml-1m, deskdrop, kakao-brunch"):
+        ablations(StudyContext(work, other, Options(study="ablations")))
 
 
 def test_what_it_would_not_do_is_refused(work: Work) -> None:

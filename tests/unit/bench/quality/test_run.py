@@ -46,6 +46,19 @@ def test_from_files_to_a_table(fake_ml_1m: Path, tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in (work / "cells").rglob("*")} == before
 
 
+def test_fair_rivals_and_pinfm_as_published_from_files_to_a_table(fake_ml_1m: Path, tmp_path: Path) -> None:
+    names = ("hstu-large", "sasrec-fair-history", "hstu-fair-request", "pinfm-published-history", "pinfm-request")
+    small = [f"{name}:model.tables.dim=2" for name in names if name.startswith("pinfm")]
+    result = run(fake_ml_1m, tmp_path / "work", methods=names, overrides=(*SMALL[:-1], *small))
+    assert (result["num_finished"], result["failures"]) == (10, [])
+    against = {one["method"]: one["against"] for one in result["table"]["figures"]["comparisons"]}
+    assert against["pinfm-published-history"] == "sasrec-fair-history" and against["pinfm-request"] in names[:3]
+    text = "\n".join(table_lines(report(result)))
+    for words in ("HSTU with PinFM's size and loss", "PinFM as published: GPT layers, MLP maps", "0: --quick"):
+        assert words in text
+    assert "cosines, the batch's items, uncorrected, without the user's own items" in text
+
+
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
