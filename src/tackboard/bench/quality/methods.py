@@ -426,7 +426,7 @@ METHODS = {
             )
             for name, title, build in (
                 ("pinfm-published", "PinFM as published", _pinfm_as_published),
-                ("pinfm", "PinFM, our recipe", _pinfm),
+                ("pinfm", "PinFM, ours", _pinfm),
             )
             for inputs in ("history", "request")
         ),

@@ -149,16 +149,28 @@ def _table(
     header = ["", "reads", "softmax over", "try", *COLUMNS.values(), "hr@10", "ndcg@10", "best at step", "s", ""]
     choice_header = ["", "reads", "tries", "diverged", "hr@10", "ndcg@10", "chosen", "at the edge of its grid"]
     notes = [
-        "The tries were judged on the event before the last, and no try saw the test event. All tries have the same "
-        "seed. The try with the best NDCG@10 is chosen. A try that diverged counts as a try.",
+        "All tries have the same seed. The try with the best NDCG@10 is chosen. A try that diverged counts as a try.",
         *(f"For bench/quality/tuned.py: {entry}" for entry in entries),
     ]
     return {
         "sections": [section("Every try", header, rows), section("Choice", choice_header, choices)],
+        "protocol": _protocol(context),
         "notes": notes if rows else [],
         "figures": {"rows": figures, "entries": entries},
         "charts": [],
     }
+
+
+def _protocol(context: StudyContext) -> str:
+    """Describes how tries are judged, for the report."""
+    max_users = context.protocol()["max_users"]
+    users = f"{max_users:,} users, drawn once" if max_users else "all users"
+    seen = "without" if context.bench.filter_seen else "with"
+    return (
+        f"Validation: each try ranks the event before the last, for {users}, in the whole catalogue {seen} the items of "
+        "the history. Its best checkpoint counts. No try sees the last event. An item with the same score as the "
+        f"held-out item counts as ranked above it. Tie rule: {context.one_rule()}. {context.bench.note}"
+    )
 
 
 def _best(found: Sequence[tuple[Try, Result]]) -> Try | None:

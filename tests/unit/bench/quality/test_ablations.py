@@ -116,6 +116,19 @@ def test_a_whole_question_on_little_data(work: Work) -> None:
     assert "second-last event of each of 40 users" in table["protocol"] and "without the items" in table["protocol"]
 
 
+def test_a_ladder_compares_each_step_with_the_step_before(work: Work) -> None:
+    plan = plan_of(work, "ml-1m", quick=True, overrides=TINY)
+    cells = {cell.name: cell for cell in plan.cells if cell.method.startswith("ablation-ladder")}
+    assert len(cells) == 6, "a quick model has no residual maps, so the last step is no step"
+    for cell in cells.values():
+        run_cell(work, cell, CPU)
+    table = plan.table(work.find)
+    steps = [one for one in table["figures"]["comparisons"] if one["question"] == "ladder"]
+    titles = [variant.title for question in QUESTIONS if question.name == "ladder" for variant in question.variants]
+    assert [(one["against"], one["variant"]) for one in steps[::2]] == list(zip(titles, titles[1:], strict=False))
+    assert steps[-1]["difference"] == 0.0 and titles[0] == "the published configuration"
+
+
 # ---- positives ----
 
 

@@ -32,7 +32,7 @@ def cell_of(context: StudyContext, method: str) -> Cell:
          "12: both inputs, 3 diverged"),
         ("ml-1m", "hstu-fair-request", "HSTU with PinFM's size and loss",
          "cosines, all items, without the user's earlier items", "0: settings of sasrec-wide"),
-        ("ml-1m", "pinfm-history", "PinFM, our recipe: HSTU layers, residual maps, next-token + multi-token × 0.1 loss",
+        ("ml-1m", "pinfm-history", "PinFM, ours: HSTU layers, residual maps, next-token + multi-token × 0.1 loss",
          "cosines, all items, without the user's earlier items", "42: both inputs"),
         ("ml-1m", "pinfm-published-history",
          "PinFM as published: GPT layers, MLP maps, next-token + multi-token + future-token loss",
@@ -40,7 +40,7 @@ def cell_of(context: StudyContext, method: str) -> Cell:
          "0: rates, dropout and steps of the recipe"),
         ("kakao-brunch", "sasrec-wide-history", "SASRec of PinFM's size",
          "inner products, the batch's items and 16,384 drawn items, logQ", "2: with a softmax over 128 items"),
-        ("kakao-brunch", "pinfm-history", "PinFM, our recipe: GPT layers, residual maps, next-token loss",
+        ("kakao-brunch", "pinfm-history", "PinFM, ours: GPT layers, residual maps, next-token loss",
          "cosines, the batch's items and 16,384 drawn items, logQ, without the user's own items", "3"),
     ],
 )  # fmt: skip

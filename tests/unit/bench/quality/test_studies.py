@@ -231,7 +231,7 @@ def test_validate_shows_the_validation_alone(context: StudyContext) -> None:
     finish(context, plan.cells[0], 0.5)
     table = plan.table(context.work.find)
     [row] = rows_of(table, "Validation")
-    assert row[0].startswith("PinFM, our recipe: HSTU layers, residual maps")
+    assert row[0].startswith("PinFM, ours: HSTU layers, residual maps")
     assert row[1:2] + row[3:8] == ["items, actions, times", "42: both inputs", "file", "0", "0.5000", "0.5000"]
 
 

@@ -152,6 +152,7 @@ def test_from_files_to_a_choice(fake_ml_1m: Path, tmp_path: Path) -> None:
     rival, ours = rows_of(result["table"], "Choice")
     assert rival[2:4] == ["2", "0"] and ours[2:4] == ["2", "2"] and ours[6] == "none: all diverged"
     lines = table_lines(report(result))
+    assert lines[1].startswith("Validation: each try ranks the event before the last, for all users, in the whole")
     assert any("diverged: " in line for line in lines) and any("cosines, all items" in line for line in lines)
     again = measure("ml-1m", options, work=tmp_path / "work", jobs=0, device="cpu")
     assert again["table"] == result["table"], "and nothing runs twice"
