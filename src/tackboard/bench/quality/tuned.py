@@ -7,8 +7,8 @@ of tries. A family is a method without its inputs: `sasrec-fair` stands for `sas
 recipes/public.py.
 
 `tackboard bench quality --study tune` prints the entry of a family when its tries are finished. The numbers below were
-counted in docs/log.md, in the sections of the dates given. In ml-1m's first sweep some fits were stopped early to
-choose a first table rate, and these are not in the log one by one and are not counted.
+counted in docs/log.md, in the sections of the dates given, from the rows of their tables. The log of the first sweep
+on ml-1m also mentions fits of 620 steps (two table rates, a multi-token weight). These are not counted.
 """
 
 from __future__ import annotations

@@ -167,8 +167,8 @@ def _protocol(context: StudyContext) -> str:
     users = f"{max_users:,} users, drawn once" if max_users else "all users"
     seen = "without" if context.bench.filter_seen else "with"
     return (
-        f"Validation: each try ranks the event before the last, for {users}, in the whole catalogue {seen} the items of "
-        "the history. Its best checkpoint counts. No try sees the last event. An item with the same score as the "
+        f"Validation: each try ranks the event before the last, for {users}, in the whole catalogue {seen} the items "
+        "of the history. Its best checkpoint counts. No try sees the last event. An item with the same score as the "
         f"held-out item counts as ranked above it. Tie rule: {context.one_rule()}. {context.bench.note}"
     )
 

@@ -1,6 +1,7 @@
 """The study of ablations: every question has its recipes, the base runs once, positives are judged alike."""
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -125,7 +126,7 @@ def test_a_ladder_compares_each_step_with_the_step_before(work: Work) -> None:
     table = plan.table(work.find)
     steps = [one for one in table["figures"]["comparisons"] if one["question"] == "ladder"]
     titles = [variant.title for question in QUESTIONS if question.name == "ladder" for variant in question.variants]
-    assert [(one["against"], one["variant"]) for one in steps[::2]] == list(zip(titles, titles[1:], strict=False))
+    assert [(one["against"], one["variant"]) for one in steps[::2]] == list(itertools.pairwise(titles))
     assert steps[-1]["difference"] == 0.0 and titles[0] == "the published configuration"
 
 
