@@ -81,13 +81,12 @@ def tune(context: StudyContext) -> StudyPlan:
     rule = context.one_rule()
     place = context.places([rule])[rule]
     grids = {method.name: grid_of(method, place) for method in methods}
-    tries = {
-        method.name: [
-            Try(point, context.cell(place, rule, method, 0, "tune", tried=[f"{k}={v}" for k, v in point.items()]))
-            for point in draw(grids[method.name], num_tries)
-        ]
-        for method in methods
-    }
+    tries: dict[str, list[Try]] = {method.name: [] for method in methods}
+    for method in methods:
+        for number, point in enumerate(draw(grids[method.name], num_tries), start=1):
+            tried = [f"{name}={value}" for name, value in point.items()]
+            cell = context.cell(place, rule, method, 0, "tune", tried=tried, **{"try": number})
+            tries[method.name].append(Try(point, cell))
     # The first try of all methods runs before the second try, so that methods are tuned evenly if time runs out.
     cells = [one.cell for of_number in zip(*tries.values(), strict=True) for one in of_number]
     return StudyPlan(cells, lambda find: _table(context, methods, grids, tries, find))

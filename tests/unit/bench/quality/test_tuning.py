@@ -50,7 +50,8 @@ def test_each_method_has_the_same_number_of_tries(context: StudyContext) -> None
     assert {name: names.count(name) for name in names} == dict.fromkeys(tuning.DEFAULT_METHODS, 12)
     assert names[:6] == list(tuning.DEFAULT_METHODS) * 2, "methods take turns"
     assert {(cell.seed, cell.stage, cell.prepared) for cell in cells} == {(0, "tune", "ml-1m-file")}
-    assert len({cell.name for cell in cells}) == 36
+    assert len({cell.name for cell in cells}) == len({cell.label for cell in cells}) == 36
+    assert cells[3].label == "ml-1m-file_pinfm-history_seed0_tune2"
     context.options = Options(study="tune", tries=14)
     more = tune(context).cells
     assert len(more) == 42 and {cell.name for cell in cells} < {cell.name for cell in more}, "more tries keep the first"
