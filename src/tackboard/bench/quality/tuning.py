@@ -85,7 +85,7 @@ def tune(context: StudyContext) -> StudyPlan:
     for method in methods:
         for number, point in enumerate(draw(grids[method.name], num_tries), start=1):
             tried = [f"{name}={value}" for name, value in point.items()]
-            cell = context.cell(place, rule, method, 0, "tune", tried=tried, **{"try": number})
+            cell = context.cell(place, rule, method, 0, "tune", tried=tried, try_number=number)
             tries[method.name].append(Try(point, cell))
     # The first try of all methods runs before the second try, so that methods are tuned evenly if time runs out.
     cells = [one.cell for of_number in zip(*tries.values(), strict=True) for one in of_number]
