@@ -38,6 +38,9 @@ CONFIGS: dict[str, Any] = {
         request_time=True,
     ),
     "sasrec, sampled": sasrec(256, **INPUTS, loss={"num_negatives": 8}, dropout=0.0),
+    "sasrec, contrastive": sasrec(
+        256, **INPUTS, loss={"kind": "contrastive", "in_batch_negatives": False, "later_negatives": True}, dropout=0.0
+    ),
     "hstu, full": hstu(256, **INPUTS, loss={"kind": "full"}, dropout=0.0),
 }
 

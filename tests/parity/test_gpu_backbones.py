@@ -69,20 +69,21 @@ def test_buckets_of_time_are_equal() -> None:
     assert torch.equal(hstu_bucket(ms, 128), hstu_bucket(ms.cuda(), 128).cpu())
 
 
-@pytest.mark.parametrize("loss", ["full", "sampled"])
+@pytest.mark.parametrize("loss", ["full", "sampled", "contrastive"])
 @pytest.mark.parametrize("make", [sasrec, hstu])
 def test_rivals_agree(make: Callable[..., object], loss: str) -> None:
     torch.manual_seed(0)
-    config = make(256, loss=loss, use_actions=True, use_time_gap=True, use_request_time=True, max_history=20)
+    inputs = {"use_actions": True, "use_time_gap": True, "use_request_time": True}
+    config = make(256, loss={"kind": loss}, **inputs, max_history=20)
     model = config.build(Vocabulary.from_names(["click", "hide"], ["home"])).eval()  # type: ignore[attr-defined]
     batch = histories_over_all_items(0)
     on_cpu = float(model.loss(batch).loss.detach())
     on_gpu = float(copy.deepcopy(model).cuda().loss(batch.to(torch.device("cuda"))).loss.detach())
-    assert on_gpu == pytest.approx(on_cpu, abs=1e-3 if loss == "full" else 0.5)  # negatives are drawn on the device
+    assert on_gpu == pytest.approx(on_cpu, abs=0.5 if loss == "sampled" else 1e-3)  # negatives are drawn on the device
     with torch.autocast("cuda", dtype=torch.bfloat16):
         half = copy.deepcopy(model).cuda().loss(batch.to(torch.device("cuda"))).loss
     half.backward()
-    assert float(half.detach()) == pytest.approx(on_cpu, abs=0.05 if loss == "full" else 0.7)
+    assert float(half.detach()) == pytest.approx(on_cpu, abs={"full": 0.05, "sampled": 0.7, "contrastive": 0.2}[loss])
 
 
 @pytest.mark.parametrize("num_items", [200, 203])
@@ -98,7 +99,8 @@ def test_compiled_models_agree(name: str, num_items: int) -> None:
         losses = []
         for model, device in ((plain, "cpu"), (compiled, "cuda")):
             model.zero_grad()
-            model.item_tables.pending.clear()
+            if hasattr(model, "item_tables"):
+                model.item_tables.pending.clear()
             loss = model.loss(batch.to(torch.device(device))).loss
             loss.backward()
             losses.append(float(loss.detach()))
@@ -108,6 +110,6 @@ def test_compiled_models_agree(name: str, num_items: int) -> None:
             if one.grad is not None and other.grad is not None and not is_drawn:
                 gap = (one.grad - other.grad.cpu()).abs().max()
                 assert gap <= 1e-2 * (1e-3 + one.grad.abs().max()), key
-        gradients = [model.item_tables.pending_gradient().cpu() for model in (plain, compiled)]
-        if not is_drawn:
+        if not is_drawn and hasattr(plain, "item_tables"):
+            gradients = [model.item_tables.pending_gradient().cpu() for model in (plain, compiled)]
             assert (gradients[0] - gradients[1]).abs().max() <= 1e-2 * (1e-3 + gradients[0].abs().max())

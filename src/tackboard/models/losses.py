@@ -16,6 +16,9 @@ so all pairs of a token share one sum, and further targets of a token cost next 
 taken out, the user's later items stay negatives, so the loss also learns which item comes next. This needs one sum per
 pair.
 
+`with_targets` chooses the pairs of a batch and `loss_of_targets` computes their loss. PinFM and the rivals with PinFM's
+loss (`sequential.py`) both call these two functions, so they have the same targets, masks, negatives and weights.
+
 `ops.contrastive` computes the sums and never holds all scores of tokens × items in memory. On a GPU it holds a table of
 users' own items: one byte for each user and item of the batch, or four bytes if only earlier items are taken out.
 
@@ -26,16 +29,28 @@ G groups (users or rows), O positives.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 from torch.nn import functional
 
 from tackboard.batch import SequenceBatch
-from tackboard.batch.padding import coarse_size, pad_to
+from tackboard.batch.padding import coarse_size, pad_batch, pad_to, padded_size
+from tackboard.batch.row_layout import RowLayout
 from tackboard.core.config import check
 from tackboard.core.errors import ConfigError
-from tackboard.models.targets import Pairs, next_token_pairs, row_of_event
+from tackboard.models.frequencies import SeenSlots, StreamingFrequencies
+from tackboard.models.targets import (
+    Pairs,
+    future_token_pairs,
+    join_pairs,
+    multi_token_pairs,
+    next_token_pairs,
+    row_of_event,
+)
 from tackboard.ops.contrastive import ContrastivePairs, OwnItems, contrastive_loss
+
+MAX_INVERSE_TEMPERATURE = 100.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -219,3 +234,150 @@ def next_item_loss(
         same_user_items(batch) if mask_same_user else None,
     )
     return total
+
+
+# ---- the loss of a model with a learned temperature ----
+
+
+@dataclasses.dataclass(frozen=True)
+class Targets:
+    """What the tokens of a batch predict, and which items are no negatives.
+
+    A GPU would have to wait for the lengths of these tensors, so the CPU computes them before the batch is copied.
+    """
+
+    tokens: torch.Tensor
+    """The tokens that predict something, ascending [A]."""
+    rows: torch.Tensor
+    """The row of each of these tokens [A]."""
+    pairs: Pairs
+    """The pairs of all losses; `pairs.tokens` are positions in `tokens`."""
+    weights: torch.Tensor
+    """The weight of each pair: the weight of its loss divided by the number of this loss's pairs [P]."""
+    own: OwnLists | None
+    """The items that are no negatives."""
+    seen: torch.Tensor | None
+    """Number of events that each token has seen [A], if only items of seen events are taken out."""
+    counts: torch.Tensor
+    """Number of positives of each distinct item [M]."""
+    slots: SeenSlots | None
+    """What streaming frequencies observe, if the model has them."""
+    layout: RowLayout
+    """Where the rows of tokens lie."""
+    parts: tuple[tuple[str, int], ...]
+    """Name and number of pairs of each loss, in the order of the pairs."""
+
+    def padded(self, num_items: int, event: int, row: int) -> Targets:
+        """Returns the targets of a padded batch with tokens, pairs and own items of padding, which have no weight.
+
+        `event` is the first event of padding, and `row` is its row. Padding of other tensors points to this row's start
+        token and to the last item, which are padding too.
+        """
+        num_tokens, num_pairs = padded_size(len(self.tokens)), padded_size(len(self.pairs))
+        return dataclasses.replace(
+            self,
+            tokens=pad_to(self.tokens, num_tokens, event + row),
+            rows=pad_to(self.rows, num_tokens, row),
+            pairs=self.pairs.padded(len(self.tokens), num_items - 1, row),
+            weights=pad_to(self.weights, num_pairs, 0.0),
+            own=None if self.own is None else self.own.padded(num_items - 1),
+            seen=None if self.seen is None else pad_to(self.seen, num_tokens, 0),
+            slots=None if self.slots is None else self.slots.padded(),
+        )
+
+
+def with_targets(
+    batch: SequenceBatch,
+    config: LossConfig,
+    generator: torch.Generator | None = None,
+    *,
+    has_start_tokens: bool = True,
+    frequencies: StreamingFrequencies | None = None,
+    pad: bool = False,
+) -> SequenceBatch:
+    """Returns the batch with the targets of all losses of `config`. `generator` draws the multi-token pairs.
+
+    A model without start tokens has one token per event. Nothing then predicts the first event of a row, and the pairs
+    of start tokens are left out. With `pad`, a batch with start tokens and its targets are padded to sizes that repeat.
+    """
+    assert has_start_tokens or not pad, "padding points to start tokens"
+    num_events, num_rows = batch.num_events, batch.num_rows
+    batch = pad_batch(batch) if pad else batch
+    parts = [("next_token", 1.0, next_token_pairs(batch))]
+    if config.multi_token_weight:
+        pairs = multi_token_pairs(batch, config.multi_token_window, config.multi_token_share, generator)
+        parts.append(("multi_token", config.multi_token_weight, pairs))
+    if config.future_token_weight:
+        pairs = future_token_pairs(batch, config.future_token_anchor, config.future_token_window)
+        parts.append(("future_token", config.future_token_weight, pairs))
+    if not has_start_tokens:
+        parts = [(name, weight, _without_starts(batch, pairs)) for name, weight, pairs in parts]
+    pairs = join_pairs([pairs for _, _, pairs in parts])
+    tokens_A, of_pair_P = torch.unique(pairs.tokens, return_inverse=True)
+    rows_A = torch.zeros_like(tokens_A).index_copy(0, of_pair_P, pairs.rows)
+    weights = [torch.full((len(part),), weight / max(1, len(part))) for _, weight, part in parts]
+    own, seen_A = None, None
+    if config.later_negatives:
+        # Up to and including token t of row r, the batch has t - r events.
+        own, seen_A = earlier_items(batch), tokens_A - rows_A - batch.offsets[rows_A]
+    elif config.mask_same_user:
+        own = same_user_items(batch)
+    counts_M = positive_counts(batch)
+    targets = Targets(
+        # Without start tokens, the token of event n has number n instead of n + row + 1.
+        tokens=tokens_A if has_start_tokens else tokens_A - rows_A - 1,
+        rows=rows_A,
+        pairs=Pairs(tokens=of_pair_P, items=pairs.items, rows=pairs.rows),
+        weights=torch.cat(weights).to(tokens_A.device),
+        own=own,
+        seen=seen_A,
+        counts=counts_M,
+        slots=None if frequencies is None else frequencies.seen_slots(batch.item_rows, counts_M),
+        layout=RowLayout.of_lengths(batch.lengths() + int(has_start_tokens), coarse_size if pad else int),
+        parts=tuple((name, len(part)) for name, _, part in parts),
+    )
+    return batch.with_targets(targets.padded(len(batch.item_ids), num_events, num_rows) if pad else targets)
+
+
+def _without_starts(batch: SequenceBatch, pairs: Pairs) -> Pairs:
+    """Returns the pairs whose token is not a start token."""
+    is_event_P = pairs.tokens > batch.offsets[pairs.rows] + pairs.rows
+    return Pairs(pairs.tokens[is_event_P], pairs.items[is_event_P], pairs.rows[is_event_P])
+
+
+def loss_of_targets(
+    users_AD: torch.Tensor,
+    items_MD: torch.Tensor,
+    inverse_temperature: torch.Tensor,
+    targets: Targets,
+    log_weights_M: torch.Tensor,
+) -> tuple[torch.Tensor, dict[str, float | torch.Tensor]]:
+    """Returns the loss of all targets, and figures to log: the temperature, and each loss if there are several.
+
+    `users_AD` (the predictions of `targets.tokens`) and `items_MD` hold unit vectors.
+    """
+    total, losses_P = info_nce(
+        users_AD * inverse_temperature,
+        items_MD,
+        targets.pairs,
+        targets.weights,
+        log_weights_M,
+        targets.own,
+        targets.seen,
+    )
+    metrics: dict[str, float | torch.Tensor] = {"temperature": 1.0 / inverse_temperature.detach()}
+    if len(targets.parts) > 1:
+        sizes = [size for _, size in targets.parts]
+        of_parts = losses_P[: sum(sizes)].split(sizes)
+        for (name, size), losses in zip(targets.parts, of_parts, strict=True):
+            metrics[f"loss_{name}"] = losses.sum() / max(1, size)
+    return total, metrics
+
+
+@torch.no_grad()
+def limit_temperature_(log_inverse_temperature: torch.Tensor) -> None:
+    """Keeps a learned temperature at 1 / MAX_INVERSE_TEMPERATURE or more, in place.
+
+    The parameter itself is clamped. If its exponential were clamped, the gradient there would be 0.
+    """
+    log_inverse_temperature.clamp_(max=math.log(MAX_INVERSE_TEMPERATURE))

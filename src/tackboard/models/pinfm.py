@@ -30,35 +30,25 @@ from torch import nn
 from torch.nn import functional
 
 from tackboard.batch import RequestBatch, SequenceBatch
-from tackboard.batch.padding import coarse_size, pad_batch, pad_to, padded_size
-from tackboard.batch.row_layout import RowLayout
 from tackboard.core.config import check
 from tackboard.core.errors import ConfigError
 from tackboard.core.vocabulary import SINCE_LAST, Vocabulary
 from tackboard.models.backbone import BackboneConfig, without_unread
-from tackboard.models.frequencies import SeenSlots, StreamingFrequencies
+from tackboard.models.frequencies import StreamingFrequencies
 from tackboard.models.interface import LossOutput, ModelConfig, RetrievalModel
 from tackboard.models.losses import (
+    MAX_INVERSE_TEMPERATURE,
     LossConfig,
-    OwnLists,
-    earlier_items,
-    info_nce,
+    Targets,
+    limit_temperature_,
+    loss_of_targets,
     negative_log_weights,
-    positive_counts,
-    same_user_items,
+    with_targets,
 )
 from tackboard.models.tables import HashedTables
-from tackboard.models.targets import (
-    Pairs,
-    TokenPlaces,
-    future_token_pairs,
-    join_pairs,
-    multi_token_pairs,
-    next_token_pairs,
-)
+from tackboard.models.targets import TokenPlaces
 from tackboard.models.time_encoding import log2_bucket
 
-MAX_INVERSE_TEMPERATURE = 100.0
 FREQUENCY_HASHES = 2
 """Number of hash functions of streaming frequencies. They are the hash functions of the first sub-tables."""
 MAPS = ("mlp", "residual")
@@ -160,53 +150,6 @@ class PinFMConfig(ModelConfig):
         return PinFM(self, vocabulary)
 
 
-@dataclasses.dataclass(frozen=True)
-class Targets:
-    """What the tokens of a batch predict, and which items are no negatives.
-
-    A GPU would have to wait for the lengths of these tensors, so the CPU computes them before the batch is copied.
-    """
-
-    tokens: torch.Tensor
-    """The tokens that predict something, ascending [A]."""
-    rows: torch.Tensor
-    """The row of each of these tokens [A]."""
-    pairs: Pairs
-    """The pairs of all losses; `pairs.tokens` are positions in `tokens`."""
-    weights: torch.Tensor
-    """The weight of each pair: the weight of its loss divided by the number of this loss's pairs [P]."""
-    own: OwnLists | None
-    """The items that are no negatives."""
-    seen: torch.Tensor | None
-    """Number of events that each token has seen [A], if only items of seen events are taken out."""
-    counts: torch.Tensor
-    """Number of positives of each distinct item [M]."""
-    slots: SeenSlots | None
-    """What streaming frequencies observe, if the model has them."""
-    layout: RowLayout
-    """Where the rows of tokens lie."""
-    parts: tuple[tuple[str, int], ...]
-    """Name and number of pairs of each loss, in the order of the pairs."""
-
-    def padded(self, num_items: int, event: int, row: int) -> Targets:
-        """Returns the targets of a padded batch with tokens, pairs and own items of padding, which have no weight.
-
-        `event` is the first event of padding, and `row` is its row. Padding of other tensors points to this row's start
-        token and to the last item, which are padding too.
-        """
-        num_tokens, num_pairs = padded_size(len(self.tokens)), padded_size(len(self.pairs))
-        return dataclasses.replace(
-            self,
-            tokens=pad_to(self.tokens, num_tokens, event + row),
-            rows=pad_to(self.rows, num_tokens, row),
-            pairs=self.pairs.padded(len(self.tokens), num_items - 1, row),
-            weights=pad_to(self.weights, num_pairs, 0.0),
-            own=None if self.own is None else self.own.padded(num_items - 1),
-            seen=None if self.seen is None else pad_to(self.seen, num_tokens, 0),
-            slots=None if self.slots is None else self.slots.padded(),
-        )
-
-
 class PinFM(RetrievalModel):
     """See the module's docstring."""
 
@@ -245,9 +188,7 @@ class PinFM(RetrievalModel):
     def loss(self, batch: SequenceBatch) -> LossOutput:
         """Returns the InfoNCE loss of positive events, predicted from earlier events of the user; see `targets`."""
         if self.training:
-            # The parameter itself is clamped. If its exponential were clamped, the gradient there would be 0.
-            with torch.no_grad():
-                self.log_inverse_temperature.clamp_(max=math.log(MAX_INVERSE_TEMPERATURE))
+            limit_temperature_(self.log_inverse_temperature)
         batch = self.prepare(batch) if batch.targets is None else batch
         targets: Targets = batch.targets
         items_ME = self.item_tables(batch.item_rows)
@@ -255,26 +196,12 @@ class PinFM(RetrievalModel):
         # The event after token t of row r has number t - r. The token reads the request features of that event.
         ahead_A = targets.tokens - targets.rows
         hidden_AD = self._with_request(hidden_TD.index_select(0, targets.tokens), batch, ahead_A)
-        items_MD = self.project_items(items_ME)
+        users_AD, items_MD = self._project(hidden_AD), self.project_items(items_ME)
         if batch.num_padding:
             # The weight of padding is 0, but scores are measured against the highest score, which could be too high.
             items_MD = items_MD.masked_fill(batch.item_rows[:, :1] < 0, 0.0)
-        total, losses_P = info_nce(
-            self._project(hidden_AD) * self._inverse_temperature(),
-            items_MD,
-            targets.pairs,
-            targets.weights,
-            self._log_weights(batch, targets),
-            targets.own,
-            targets.seen,
-        )
-        metrics: dict[str, float | torch.Tensor] = {"temperature": 1.0 / self._inverse_temperature().detach()}
-        if len(targets.parts) > 1:
-            sizes = [size for _, size in targets.parts]
-            of_parts = losses_P[: sum(sizes)].split(sizes)
-            for (name, size), losses in zip(targets.parts, of_parts, strict=True):
-                metrics[f"loss_{name}"] = losses.sum() / max(1, size)
-        return LossOutput(total, metrics)
+        log_weights_M = self._log_weights(batch, targets)
+        return LossOutput(*loss_of_targets(users_AD, items_MD, self._inverse_temperature(), targets, log_weights_M))
 
     def prepare(
         self, batch: SequenceBatch, generator: torch.Generator | None = None, *, pad: bool = False
@@ -283,39 +210,7 @@ class PinFM(RetrievalModel):
 
         With `pad`, the batch and its targets are padded to sizes that repeat. The loss stays the same.
         """
-        config, num_events, num_rows = self.config.loss, batch.num_events, batch.num_rows
-        batch = pad_batch(batch) if pad else batch
-        parts = [("next_token", 1.0, next_token_pairs(batch))]
-        if config.multi_token_weight:
-            pairs = multi_token_pairs(batch, config.multi_token_window, config.multi_token_share, generator)
-            parts.append(("multi_token", config.multi_token_weight, pairs))
-        if config.future_token_weight:
-            pairs = future_token_pairs(batch, config.future_token_anchor, config.future_token_window)
-            parts.append(("future_token", config.future_token_weight, pairs))
-        pairs = join_pairs([pairs for _, _, pairs in parts])
-        tokens_A, of_pair_P = torch.unique(pairs.tokens, return_inverse=True)
-        rows_A = torch.zeros_like(tokens_A).index_copy(0, of_pair_P, pairs.rows)
-        weights = [torch.full((len(part),), weight / max(1, len(part))) for _, weight, part in parts]
-        own, seen_A = None, None
-        if config.later_negatives:
-            # Up to and including token t of row r, the batch has t - r events.
-            own, seen_A = earlier_items(batch), tokens_A - rows_A - batch.offsets[rows_A]
-        elif config.mask_same_user:
-            own = same_user_items(batch)
-        counts_M = positive_counts(batch)
-        targets = Targets(
-            tokens=tokens_A,
-            rows=rows_A,
-            pairs=Pairs(tokens=of_pair_P, items=pairs.items, rows=pairs.rows),
-            weights=torch.cat(weights).to(tokens_A.device),
-            own=own,
-            seen=seen_A,
-            counts=counts_M,
-            slots=None if self.frequencies is None else self.frequencies.seen_slots(batch.item_rows, counts_M),
-            layout=RowLayout.of_lengths(batch.lengths() + 1, coarse_size if pad else int),
-            parts=tuple((name, len(part)) for name, _, part in parts),
-        )
-        return batch.with_targets(targets.padded(len(batch.item_ids), num_events, num_rows) if pad else targets)
+        return with_targets(batch, self.config.loss, generator, frequencies=self.frequencies, pad=pad)
 
     def _log_weights(self, batch: SequenceBatch, targets: Targets) -> torch.Tensor:
         log_expected_M = None

@@ -6,12 +6,19 @@ A rival takes a batch of histories. It returns a loss, or vectors of histories a
     score = ⟨h, item⟩                                  `full`: exact softmax over the whole catalogue
                                                        `mixed`: the same, estimated from the items of the batch
     score = cosine(h, item) / temperature              `sampled`: softmax over negatives drawn uniformly
+                                                       `contrastive`: PinFM's loss, with a learned temperature
 
 An item has one row of a plain table, which serves both as input and as output. The hidden vector of an event predicts
 the next event of its row, so nothing predicts the first event. An empty history has the vector 0, so all items get the
 same score. A LayerNorm precedes inner products, as in SASRec's paper; an L2 norm precedes cosines, as in HSTU's public
 code. `mixed` is for catalogues that are too large to score at every step. `mixed` has the negatives and weights of
 PinFM (`losses.py`), but a user's own items stay among the negatives, as in the exact softmax.
+
+`contrastive` is for a comparison of architectures: the rival gets everything of PinFM that is not architecture. From
+PinFM come the loss with its targets, negatives, popularity correction and masks of own items (`losses.with_targets`,
+`losses.loss_of_targets`), cosines, and the learned temperature. From the rival come the plain table that is both input
+and output, the sum of embeddings without maps, the learned positions, the layers, and rows without a start token: so
+the first event of a segment is not predicted. A rival has no surfaces.
 
 The published models read items and their order; HSTU also reads times, including the time of the request. The switches
 `use_actions`, `use_time_gap` and `use_request_time` give a rival the inputs of PinFM except surfaces, so that both can
@@ -42,7 +49,16 @@ from tackboard.core.errors import ConfigError
 from tackboard.core.vocabulary import SINCE_LAST, Vocabulary
 from tackboard.models.backbone import BackboneConfig, without_unread
 from tackboard.models.interface import LossOutput, ModelConfig, RetrievalModel
-from tackboard.models.losses import info_nce, negative_log_weights
+from tackboard.models.losses import (
+    MAX_INVERSE_TEMPERATURE,
+    LossConfig,
+    Targets,
+    info_nce,
+    limit_temperature_,
+    loss_of_targets,
+    negative_log_weights,
+    with_targets,
+)
 from tackboard.models.tables import TableConfig
 from tackboard.models.targets import Pairs, row_of_event
 from tackboard.models.time_encoding import log2_bucket
@@ -75,24 +91,33 @@ class PlainTableConfig(TableConfig):
         check(self.storage == "fp32", "model.tables.storage", self.storage, "fp32: a plain table is small")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SoftmaxConfig:
-    """The softmax of a rival's loss."""
+KINDS = ("full", "mixed", "sampled", "contrastive")
 
-    kind: Literal["full", "mixed", "sampled"] = "full"
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SoftmaxConfig(LossConfig):
+    """The softmax of a rival's loss. The settings of PinFM's loss are for the kind `contrastive` alone."""
+
+    kind: Literal["full", "mixed", "sampled", "contrastive"] = "full"
     """`full`: a softmax over the catalogue; data.uniform_negatives must be at least the number of items. `mixed`: an
     estimate of `full` from the batch's events and drawn items. `sampled`: a softmax over a few drawn items, as
-    published."""
+    published. `contrastive`: PinFM's loss."""
     num_negatives: int = 128
     """Number of negatives of each prediction under `sampled`, chosen at random from the batch's drawn items."""
     temperature: float = 0.05
     """Divisor of the cosines under `sampled`."""
 
     def __post_init__(self) -> None:
-        kinds = ("full", "mixed", "sampled")
-        check(self.kind in kinds, "model.loss.kind", self.kind, ", ".join(kinds))
+        super().__post_init__()
+        check(self.kind in KINDS, "model.loss.kind", self.kind, ", ".join(KINDS))
         check(self.num_negatives >= 1, "model.loss.num_negatives", self.num_negatives, "1 or more")
         check(0.001 <= self.temperature <= 10, "model.loss.temperature", self.temperature, "0.001 to 10")
+        names = [field.name for field in dataclasses.fields(LossConfig)]
+        for name in ("num_negatives", "temperature") if self.kind == "contrastive" else names:
+            value, default = getattr(self, name), getattr(type(self), name)
+            check(value == default, f"model.loss.{name}", value, f"{default} with {self.kind}, which does not read it")
+        is_counted = not self.streaming_frequencies
+        check(is_counted, "model.loss.streaming_frequencies", True, "false: rivals count the dataset")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -143,6 +168,9 @@ class SequentialConfig(ModelConfig):
         self.backbone.check_width(self.width)
         check(0.0 <= self.dropout < 1.0, "model.dropout", self.dropout, "0 to below 1")
         check(1 <= self.num_time_buckets <= 64, "model.num_time_buckets", self.num_time_buckets, "1 to 64")
+        reaches = self.loss.future_token_weight == 0 or self.loss.future_token_anchor < self.max_history
+        allowed = f"below max_history {self.max_history}"
+        check(reaches, "model.loss.future_token_anchor", self.loss.future_token_anchor, allowed)
         has_place = not self.use_request_time or self.backbone.reads_times or self.request_vector != "none"
         check(has_place, "model.request_vector", self.request_vector, "auto, input, output: SASRec has no time bias")
 
@@ -153,11 +181,15 @@ class SequentialConfig(ModelConfig):
     @property
     def has_cosines(self) -> bool:
         """Whether scores are cosines over a temperature, and not inner products."""
-        return self.loss.kind == "sampled"
+        return self.loss.kind in ("sampled", "contrastive")
 
     @property
     def needs_drawn_negatives(self) -> bool:
-        return True
+        return self.loss.kind != "contrastive" or not self.loss.in_batch_negatives
+
+    @property
+    def least_max_length(self) -> int:
+        return self.loss.future_token_anchor + 1 if self.loss.future_token_weight else 2
 
     @property
     def request_place(self) -> str:
@@ -204,7 +236,7 @@ def hstu_large(num_rows: int, **settings: Any) -> SequentialConfig:
 
 
 def _published(num_rows: int, backbone: dict[str, Any], settings: dict[str, Any]) -> SequentialConfig:
-    loss = {"kind": "sampled", "num_negatives": 128, "temperature": 0.05} | settings.get("loss", {})
+    loss = {"kind": "sampled"} | settings.get("loss", {})
     parts = {
         "tables": PlainTableConfig(num_rows=num_rows),
         "backbone": BackboneConfig(**(backbone | settings.get("backbone", {}))),
@@ -244,7 +276,10 @@ class SequentialModel(RetrievalModel):
             if embedding is not None:
                 std = stds.get(embedding, SMALL_STD)
                 nn.init.trunc_normal_(embedding.weight, std=std, a=-2 * std, b=2 * std)
-        self.entropy = CrossEntropy(self._scale)
+        self.entropy = CrossEntropy(1.0 / config.loss.temperature if config.loss.kind == "sampled" else 1.0)
+        self.log_inverse_temperature: nn.Parameter | None = None
+        if config.loss.kind == "contrastive":
+            self.log_inverse_temperature = nn.Parameter(torch.tensor(-math.log(config.loss.initial_temperature)))
         self.backbone = config.backbone.build(
             width=width,
             max_positions=config.max_history,
@@ -254,7 +289,12 @@ class SequentialModel(RetrievalModel):
         )
 
     def loss(self, batch: SequenceBatch) -> LossOutput:
-        """Returns the softmax loss of positive events, each predicted from the event before it in its row."""
+        """Returns the softmax loss of positive events, each predicted from the event before it in its row.
+
+        With `contrastive`, an event may also be predicted from earlier events of its row.
+        """
+        if self.log_inverse_temperature is not None:
+            return self._contrastive_loss(batch, self.log_inverse_temperature)
         batch = self.prepare(batch) if batch.targets is None else batch
         events_P: torch.Tensor = batch.targets.events
         items_MD = self.items(batch.item_rows[:, 0])
@@ -272,9 +312,11 @@ class SequentialModel(RetrievalModel):
     def prepare(self, batch: SequenceBatch, generator: torch.Generator | None = None) -> SequenceBatch:
         """Returns the batch with the events to predict and the layout of its rows, which need no parameters.
 
-        Raises ConfigError if the batch lacks items that the loss needs. `generator` is not used.
+        With `contrastive`, the targets are those of PinFM's loss, and `generator` draws multi-token pairs. Raises
+        ConfigError if the batch lacks items that the loss needs.
         """
-        del generator
+        if self.config.loss.kind == "contrastive":
+            return with_targets(batch, self.config.loss, generator, has_start_tokens=False)
         is_first_T = torch.zeros_like(batch.is_positive)
         is_first_T[batch.offsets[:-1][batch.lengths() > 0]] = True
         events_P = (batch.is_positive & ~is_first_T).nonzero().squeeze(1)
@@ -303,11 +345,9 @@ class SequentialModel(RetrievalModel):
 
     def scores(self, batch: RequestBatch) -> torch.Tensor:
         """Returns inner products, or cosines divided by the temperature [C]."""
-        return super().scores(batch) * self._scale
-
-    @property
-    def _scale(self) -> float:
-        return 1.0 / self.config.loss.temperature if self.config.has_cosines else 1.0
+        if self.log_inverse_temperature is not None:
+            return super().scores(batch) * self.log_inverse_temperature.exp().clamp_max(MAX_INVERSE_TEMPERATURE)
+        return super().scores(batch) * self.entropy.scale
 
     def _project(self, vectors: torch.Tensor) -> torch.Tensor:
         """Returns unit vectors if scores are cosines, else the vectors as they are."""
@@ -347,6 +387,32 @@ class SequentialModel(RetrievalModel):
         """Returns vectors for times from the newest event to the request, given in seconds."""
         assert self.request_times is not None
         return self.request_times(log2_bucket(since, self.config.num_time_buckets))
+
+    def _contrastive_loss(self, batch: SequenceBatch, log_inverse_temperature: nn.Parameter) -> LossOutput:
+        """Returns PinFM's loss of the batch."""
+        if self.training:
+            limit_temperature_(log_inverse_temperature)
+        batch = self.prepare(batch) if batch.targets is None else batch
+        targets: Targets = batch.targets
+        items_MD = self.items(batch.item_rows[:, 0])
+        hidden_TD = self._hidden(batch, items_MD, None)
+        weight = torch.tensor(float(targets.parts[0][1]))
+        if len(targets.pairs) == 0:
+            return LossOutput(hidden_TD.sum() * 0.0, {}, weight)
+        hidden_AD = hidden_TD.index_select(0, targets.tokens)
+        if self.config.request_place == "output":
+            # A token that predicts something is never the last of its row.
+            since_A = batch.of_request(SINCE_LAST).index_select(0, targets.tokens + 1)
+            hidden_AD = hidden_AD + self._request_vectors(since_A)
+        log_weights_M = negative_log_weights(
+            batch,
+            in_batch=self.config.loss.in_batch_negatives,
+            correct_popularity=self.config.loss.correct_popularity,
+            counts_M=targets.counts,
+        )
+        users_AD, items_MD = self._project(hidden_AD), self._project(items_MD)
+        total, metrics = loss_of_targets(users_AD, items_MD, log_inverse_temperature.exp(), targets, log_weights_M)
+        return LossOutput(total, metrics, weight)
 
     def _mixed_loss(
         self, hidden_PD: torch.Tensor, items_MD: torch.Tensor, batch: SequenceBatch, targets_P: torch.Tensor

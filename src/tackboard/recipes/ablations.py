@@ -6,12 +6,16 @@
     negatives   negatives of the batch, drawn negatives or both; corrected for popularity or not
     own         which of a user's own positives may be negatives for the same user: none, later positives, or all
     positives   which actions the loss predicts, on a dataset with several actions
+    ladder      the steps from the published configuration to the recipe that we ship, on MovieLens-1M
+    reads       the same steps on Kakao Brunch
 
 The base on MovieLens-1M is the recipe of the dataset (recipes/public.py), with width 64, two layers of the published
 kind (GPT) and about 20 passes over the events. As published, a user's own positives are never negatives for the same
 user. The base on Deskdrop is the recipe of that dataset, which has width 64 and two layers. Neither base reads the
 request time. A small base shows the effect of a change at a tenth of the cost of the full recipe. `tackboard bench
 quality --study ablations` runs all recipes and compares the direction of each effect with the published direction.
+The ladders have the size, rates, dropout and number of steps of the shipped recipe. Each of their recipes differs from
+the recipe before it in one respect (LADDER), and the last one is the shipped recipe without the request time.
 
 Decided: losses are added with weight 1, which is how we understand the publication. The length of the multi-token
 window (8 events) and the number of events that a downstream task reads (100) are our choices, because the publication
@@ -25,7 +29,7 @@ from collections.abc import Callable
 from functools import partial
 
 from tackboard.core.config import apply_overrides
-from tackboard.recipes.public import deskdrop, ml_1m
+from tackboard.recipes.public import deskdrop, kakao_brunch, ml_1m
 from tackboard.train.config import RunConfig
 
 STEPS = 1_240
@@ -117,7 +121,65 @@ def deskdrop_base(name: str, positives: tuple[str, ...]) -> RunConfig:
     return dataclasses.replace(base, name=name, data=data, model=model, training=training)
 
 
+# ---- from the published configuration to ours ----
+
+LADDER: dict[str, tuple[str, ...]] = {
+    # The sum over negatives is printed without weights.
+    "correction": ("model.loss.correct_popularity=false",),
+    "negatives": ("data.uniform_negatives=0", "model.loss.in_batch_negatives=true"),
+    # The three losses are added, which is how we understand the publication.
+    "losses": (*_MULTI, "model.loss.future_token_weight=1.0", "model.loss.future_token_window=8"),
+    "own": ("model.loss.mask_same_user=true", "model.loss.later_negatives=false"),
+    "layers": ("model.backbone.kind=gpt", "model.backbone.positions=learned"),
+    "maps": ("model.maps=mlp",),
+}
+"""Respect in which a shipped recipe may differ from the publication → the published settings. A ladder takes the
+differences in this order. The publication does not give the size, rates and dropout, or how times and positions are
+read."""
+
+
+def as_published(config: RunConfig, *respects: str) -> RunConfig:
+    """Returns `config` with the published settings in some respects of LADDER, or in all respects by default.
+
+    The history that the future-token loss reads is half of the longest history.
+    """
+    settings = [setting for respect in respects or LADDER for setting in LADDER[respect]]
+    if "losses" in (respects or LADDER):
+        settings.append(f"model.loss.future_token_anchor={max(1, config.model.max_history // 2)}")
+    return apply_overrides(config, settings)
+
+
+def ladder(prefix: str, recipe: Callable[[], RunConfig]) -> dict[str, Callable[[], RunConfig]]:
+    """Returns name → recipe: the published configuration, and the recipe after each difference that it takes over.
+
+    A respect in which the shipped recipe is as published makes no step.
+    """
+    found: dict[str, Callable[[], RunConfig]] = {f"{prefix}-published": partial(_rung, f"{prefix}-published", recipe)}
+    before = _rung(prefix, recipe)
+    for number, respect in enumerate(LADDER):
+        left = tuple(LADDER)[number + 1 :]
+        after = _rung(prefix, recipe, left)
+        if after != before:
+            found[f"{prefix}-{respect}"] = partial(_rung, f"{prefix}-{respect}", recipe, left)
+        before = after
+    return found
+
+
+def _rung(name: str, recipe: Callable[[], RunConfig], published: tuple[str, ...] = tuple(LADDER)) -> RunConfig:
+    """Returns the recipe without the request time, as published in the respects `published`."""
+    config = recipe()
+    config = dataclasses.replace(
+        config,
+        name=name,
+        model=dataclasses.replace(config.model, request_time=False),
+        training=dataclasses.replace(config.training, checkpoint_every=config.training.steps),
+    )
+    return as_published(config, *published) if published else config
+
+
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     **{f"ablation-{name}": partial(ml_1m_base, f"ablation-{name}", *changes) for name, changes in ML_1M.items()},
     **{f"ablation-{name}": partial(deskdrop_base, f"ablation-{name}", actions) for name, actions in DESKDROP.items()},
+    **ladder("ablation-ladder", ml_1m),
+    **ladder("ablation-reads", kakao_brunch),
 }

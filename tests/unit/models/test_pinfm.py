@@ -20,8 +20,15 @@ from tackboard.data.negatives import UniformNegatives
 from tackboard.features.column import Column
 from tackboard.features.types import BOOL, FLOAT
 from tackboard.models.backbone import BACKBONES, BackboneConfig
-from tackboard.models.losses import LossConfig, info_nce, negative_log_weights, positive_counts, same_user_items
-from tackboard.models.pinfm import MAX_INVERSE_TEMPERATURE, PinFM, PinFMConfig
+from tackboard.models.losses import (
+    MAX_INVERSE_TEMPERATURE,
+    LossConfig,
+    info_nce,
+    negative_log_weights,
+    positive_counts,
+    same_user_items,
+)
+from tackboard.models.pinfm import PinFM, PinFMConfig
 from tackboard.models.tables import TableConfig
 from tackboard.models.targets import future_token_pairs, multi_token_pairs, next_token_pairs, row_of_event
 

@@ -24,6 +24,8 @@ from tackboard.models import sequential
 from tackboard.models.backbone import BackboneConfig
 from tackboard.models.description import describe_model, restore_config
 from tackboard.models.interface import build_model
+from tackboard.models.losses import LossConfig
+from tackboard.models.pinfm import PinFMConfig
 from tackboard.models.sequential import (
     SequentialConfig,
     SequentialModel,
@@ -33,6 +35,7 @@ from tackboard.models.sequential import (
     sasrec,
 )
 from tackboard.models.tables import TableConfig
+from tackboard.models.targets import TokenPlaces
 
 VOCABULARY = Vocabulary(actions=("click", "hide", "save"), surfaces=("home", "search"))
 NUM_ITEMS = 12
@@ -43,7 +46,7 @@ EVERYTHING = [
     | ({"request_vector": place} if more else {})
     for kind, loss, (more, place) in itertools.product(
         ("sasrec", "hstu", "gpt"),
-        ("full", "mixed", "sampled"),
+        ("full", "mixed", "sampled", "contrastive"),
         ((False, ""), (True, "auto"), (True, "input"), (True, "output")),
     )
 ]
@@ -83,10 +86,11 @@ def histories(make_history: Callable[..., Column]) -> Histories:
 def config_of(kind: str = "sasrec", **settings: Any) -> SequentialConfig:
     """A rival of width 8; its settings of `backbone` and `loss` are given as dictionaries."""
     special = {"ffn_width": 6} if kind == "sasrec" else {}
+    is_contrastive = settings.get("loss", {}).get("kind") == "contrastive"
     parts = {
         "tables": {"num_rows": NUM_ITEMS} | settings.get("tables", {}),
         "backbone": {"kind": kind, "num_heads": 2} | special | settings.get("backbone", {}),
-        "loss": {"num_negatives": 4} | settings.get("loss", {}),
+        "loss": settings.get("loss", {}) if is_contrastive else {"num_negatives": 4} | settings.get("loss", {}),
     }
     return from_dict(SequentialConfig, {"width": 8, "max_history": 9} | settings | parts, "model")
 
@@ -112,14 +116,18 @@ def cut(batch: SequenceBatch, make_history: Callable[..., Column], first: int, e
 
 @pytest.mark.parametrize("settings", EVERYTHING, ids=lambda settings: "-".join(map(str, settings.values())))
 def test_training_and_requests_use_the_same_vectors(
-    histories: Histories, make_history: Callable[..., Column], settings: dict[str, object]
+    monkeypatch: pytest.MonkeyPatch,
+    histories: Histories,
+    make_history: Callable[..., Column],
+    settings: dict[str, object],
 ) -> None:
     """Of every prediction: what `encode_users` makes of the events before it and the time since the last of these."""
     model, batch = model_of(**settings), histories([5, 0, 1, 9])
     seen = []
-    name = "_mixed_loss" if model.config.loss.kind == "mixed" else "_entropy_loss"
-    plain = getattr(model, name)
-    setattr(model, name, lambda hidden, *rest: seen.append(hidden) or plain(hidden, *rest))
+    names = {"mixed": (model, "_mixed_loss"), "contrastive": (sequential, "loss_of_targets")}
+    owner, name = names.get(model.config.loss.kind, (model, "_entropy_loss"))
+    plain = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda hidden, *rest: seen.append(hidden) or plain(hidden, *rest))
     assert torch.isfinite(model.loss(batch).loss)
     row_of = torch.repeat_interleave(torch.arange(4), batch.lengths()).tolist()
     predicted = [
@@ -212,6 +220,102 @@ def test_the_mixed_loss_weights_every_item_by_how_often_it_is_there(histories: H
     assert float(model.loss(batch).loss.detach()) == pytest.approx(float(np.mean(terms)), abs=1e-5)
 
 
+CONTRASTIVE: list[dict[str, Any]] = [
+    {},
+    {"correct_popularity": False, "initial_temperature": 0.5},
+    {"in_batch_negatives": False},
+    {"in_batch_negatives": False, "later_negatives": True},
+    {"mask_same_user": False},
+    {"future_token_weight": 2.0, "future_token_anchor": 2, "future_token_window": 3},
+]
+
+
+@pytest.mark.parametrize("settings", CONTRASTIVE, ids=lambda settings: "-".join(settings))
+@pytest.mark.parametrize("kind", ["sasrec", "hstu"])
+def test_the_contrastive_loss_is_pinfm_s_loss_of_the_same_vectors(
+    monkeypatch: pytest.MonkeyPatch, histories: Histories, kind: str, settings: dict[str, Any]
+) -> None:
+    """A PinFM whose hidden vectors and items are those of the rival has the same loss, and hands back its gradients."""
+    batch = with_two_users(histories([6, 4, 0, 1, 5]))
+    # PinFM also predicts the first event of a row, from its start token. Here these events are no positives.
+    is_positive = batch.is_positive.clone()
+    is_positive[batch.offsets[:-1][batch.lengths() > 0]] = False
+    batch = dataclasses.replace(batch, is_positive=is_positive)
+    model, twin = (model_of(kind=kind, loss={"kind": "contrastive"} | settings) for _ in range(2))
+    ours = model.loss(batch)
+    ours.loss.backward()
+
+    tables = TableConfig(num_hashes=1, num_rows=NUM_ITEMS, method="modulo", dim=8)
+    pinfm = PinFMConfig(tables=tables, width=8, max_history=9, loss=LossConfig(**settings)).build(VOCABULARY).eval()
+    items = twin.items(batch.item_rows[:, 0])
+    hidden = twin._hidden(batch, items, None)
+    places = TokenPlaces.of(batch)
+    tokens = hidden.new_zeros(places.num_tokens, 8).index_copy(0, places.before + 1, hidden)
+    monkeypatch.setattr(pinfm, "_hidden", lambda *_: tokens)
+    monkeypatch.setattr(pinfm, "_project", lambda vectors: functional.normalize(vectors, dim=-1))
+    monkeypatch.setattr(pinfm, "project_items", lambda _: functional.normalize(items, dim=-1))
+    theirs = pinfm.loss(batch)
+    theirs.loss.backward()
+    assert float(ours.loss.detach()) == pytest.approx(float(theirs.loss.detach()), abs=1e-6)
+    assert ours.metrics.keys() == theirs.metrics.keys()
+    assert model.log_inverse_temperature is not None and twin.log_inverse_temperature is not None
+    gradient = pinfm.log_inverse_temperature.grad
+    assert torch.allclose(model.log_inverse_temperature.grad, gradient, atol=1e-6)  # type: ignore[arg-type]
+    twin.log_inverse_temperature.grad = gradient
+    for name, parameter in model.named_parameters():
+        other = dict(twin.named_parameters())[name].grad
+        assert parameter.grad is not None and other is not None, name
+        assert torch.allclose(parameter.grad, other, atol=1e-6), name
+
+
+@pytest.mark.parametrize("mask", ["none", "own", "earlier"])
+def test_masks_and_further_targets_of_the_contrastive_loss_equal_a_plain_loop(histories: Histories, mask: str) -> None:
+    """Each positive is predicted from the one to three events before it, but never from before a row's first event."""
+    batch = with_two_users(histories([6, 4, 5]))
+    settings = {
+        "kind": "contrastive",
+        "in_batch_negatives": False,
+        "multi_token_weight": 0.5,
+        "multi_token_window": 3,
+        "multi_token_share": 1.0,
+        "mask_same_user": mask != "none",
+        "later_negatives": mask == "earlier",
+    }
+    model = model_of(loss=settings)
+    hidden = model._hidden(batch, model.items(batch.item_rows[:, 0]), None).detach()
+    users, items = (functional.normalize(x, dim=-1) for x in (hidden, model.items.weight.detach()))
+    row_of = torch.repeat_interleave(torch.arange(3), batch.lengths()).tolist()
+    positives = batch.is_positive.nonzero().squeeze(1).tolist()
+    terms: dict[int, list[float]] = {1: [], 2: []}
+    for event, back in itertools.product(positives, (1, 2, 3)):
+        row, token = row_of[event], event - back
+        if token < batch.offsets[row]:
+            continue
+        out = {
+            "none": [],
+            "own": [one for one in positives if batch.users[row_of[one]] == batch.users[row]],
+            "earlier": [one for one in positives if row_of[one] == row and one <= token],
+        }[mask]
+        target = int(batch.items[event])
+        negatives = set(range(NUM_ITEMS)) - {int(batch.items[one]) for one in out} - {target}
+        logits = torch.stack([users[token] @ items[item] / 0.07 for item in (target, *sorted(negatives))])
+        terms[min(back, 2)].append(float(logits.logsumexp(0) - logits[0]))
+    expected = float(np.mean(terms[1])) + 0.5 * float(np.mean(terms[2]))
+    output = model.loss(batch)
+    assert float(output.loss.detach()) == pytest.approx(expected, abs=1e-5)
+    assert output.weight is not None and int(output.weight) == len(terms[1]) < len(positives)
+    assert float(output.metrics["temperature"]) == pytest.approx(0.07)
+    prepared = model.prepare(batch)
+    assert torch.equal(model.loss(prepared).loss, output.loss), "prepared before or not"
+
+
+def with_two_users(batch: SequenceBatch) -> SequenceBatch:
+    """The same rows; the first and the last are of one user."""
+    users = torch.arange(batch.num_rows)
+    users[-1] = 0
+    return dataclasses.replace(batch, users=users)
+
+
 def test_negatives_are_uniform_over_what_was_drawn() -> None:
     torch.manual_seed(0)
     drawn = draw_negatives(torch.tensor([2, 5, 9]), 1000, 30)
@@ -221,7 +325,7 @@ def test_negatives_are_uniform_over_what_was_drawn() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sasrec", "hstu"])
-@pytest.mark.parametrize("loss", ["full", "mixed", "sampled"])
+@pytest.mark.parametrize("loss", ["full", "mixed", "sampled", "contrastive"])
 def test_an_empty_history_is_the_vector_zero(histories: Histories, kind: str, loss: str) -> None:
     model = model_of(kind=kind, loss={"kind": loss}, use_request_time=True)
     for lengths in ([0, 3, 0], [0, 0], []):
@@ -242,6 +346,9 @@ def test_scores_are_products_or_cosines_over_temperature(histories: Histories) -
     owners = torch.tensor([0, 1, 1])
     request = RequestBatch(batch, torch.zeros(2), owners, candidates, none, none.float(), {}, {}, {})
     assert torch.allclose(model.scores(request), (users @ items.T)[owners, candidates])
+    learned = model_of(loss={"kind": "contrastive", "initial_temperature": 0.2})
+    cosines = learned.encode_users(batch) @ learned.encode_items(batch.item_rows).T
+    assert torch.allclose(learned.scores(request), 5 * cosines[owners, candidates], atol=1e-5)
     model = model_of(loss={"kind": "sampled", "temperature": 0.1})
     users, items = model.encode_users(batch), model.encode_items(batch.item_rows)
     assert torch.allclose(items.norm(dim=1), torch.ones(NUM_ITEMS), atol=1e-5)
@@ -249,9 +356,10 @@ def test_scores_are_products_or_cosines_over_temperature(histories: Histories) -
 
 
 def test_a_batch_in_which_nothing_is_predicted_has_loss_zero(histories: Histories) -> None:
-    loss = model_of().loss(histories([1, 0, 1])).loss
-    loss.backward()
-    assert float(loss.detach()) == 0.0
+    for kind in ("full", "contrastive"):
+        loss = model_of(loss={"kind": kind}).loss(histories([1, 0, 1])).loss
+        loss.backward()
+        assert float(loss.detach()) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -259,7 +367,9 @@ def test_a_batch_in_which_nothing_is_predicted_has_loss_zero(histories: Historie
     [
         {"kind": "sasrec", "loss": {"kind": "full"}},
         {"kind": "sasrec", "loss": {"kind": "sampled", "num_negatives": 8}},
+        {"kind": "sasrec", "loss": {"kind": "contrastive", "mask_same_user": False}},
         {"kind": "hstu", "loss": {"kind": "full"}, "use_request_time": True},
+        {"kind": "hstu", "loss": {"kind": "contrastive", "mask_same_user": False}, "use_request_time": True},
         {"kind": "hstu", "loss": {"kind": "sampled", "num_negatives": 8}, "use_actions": True, "use_time_gap": True},
     ],
     ids=lambda settings: "-".join(map(str, settings.values())),
@@ -320,6 +430,12 @@ def test_losses_without_the_items_they_need_are_refused(histories: Histories) ->
         ({"dropout": 1.0}, "model.dropout"),
         ({"use_request_time": True, "request_vector": "none"}, "SASRec has no time bias"),
         ({"loss": {"num_negatives": 0}}, "model.loss.num_negatives"),
+        ({"loss": {"later_negatives": True}}, "False with full, which does not read it"),
+        ({"loss": {"kind": "sampled", "multi_token_weight": 0.1}}, "0.0 with sampled"),
+        ({"loss": {"kind": "contrastive", "num_negatives": 4}}, "128 with contrastive"),
+        ({"loss": {"kind": "contrastive", "temperature": 0.1}}, "0.05 with contrastive"),
+        ({"loss": {"kind": "contrastive", "streaming_frequencies": True}}, "rivals count the dataset"),
+        ({"loss": {"kind": "contrastive", "future_token_weight": 1.0}}, "below max_history 9"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, object], message: str) -> None:
@@ -343,7 +459,9 @@ def test_published_sizes_and_what_they_read() -> None:
     large = hstu_large(3953)
     assert large.backbone == BackboneConfig(kind="hstu", num_layers=8, num_heads=2, head_width=25)
     assert large.loss.temperature == 0.05
-    for config in (sasrec(100), hstu(100), large, both):
+    fair = hstu(100, loss={"kind": "contrastive", "in_batch_negatives": False, "later_negatives": True})
+    assert fair.needs_drawn_negatives and not sasrec(9, loss={"kind": "contrastive"}).needs_drawn_negatives
+    for config in (sasrec(100), hstu(100), large, both, fair):
         build_model(config, VOCABULARY)
         assert restore_config(describe_model(config)) == config
         assert from_dict(SequentialConfig, to_dict(config)) == config

@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 
 from tackboard.core.config import to_dict
-from tackboard.recipes.ablations import SAVES, deskdrop_base, ml_1m_base
-from tackboard.recipes.public import deskdrop, ml_1m
+from tackboard.recipes.ablations import LADDER, SAVES, as_published, deskdrop_base, ml_1m_base
+from tackboard.recipes.public import deskdrop, kakao_brunch, ml_1m
 from tackboard.recipes.registry import RECIPES, find_recipe
 from tackboard.train.config import RunConfig, config_from_json, config_to_json
 
+LADDERS = {"ladder": ml_1m, "reads": kakao_brunch}
 NAMES = [name for name in RECIPES if name.startswith("ablation-")]
+SMALL = [name for name in NAMES if name.split("-")[1] not in LADDERS]
 ALLOWED = {
     "losses": ("model.loss.multi_token_", "model.loss.future_token_"),
     "rows": ("model.tables.",),
@@ -42,7 +44,7 @@ def settings(config: RunConfig) -> dict[str, Any]:
     return to_dict(dataclasses.replace(config, name="x"))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SMALL)
 def test_it_changes_one_thing(name: str) -> None:
     config = find_recipe(name)
     question = name.split("-")[1]
@@ -50,6 +52,24 @@ def test_it_changes_one_thing(name: str) -> None:
     assert config.name == name
     assert all(one.startswith(ALLOWED[question]) for one in changed(settings(config), settings(base)))
     assert config_from_json(config_to_json(config)) == config
+
+
+@pytest.mark.parametrize("question", LADDERS)
+def test_a_ladder_goes_from_the_publication_to_the_recipe_one_difference_at_a_time(question: str) -> None:
+    names = [name for name in NAMES if name.split("-")[1] == question]
+    rungs = [find_recipe(name) for name in names]
+    recipe = LADDERS[question]()
+    own = ["model.request_time", "training.checkpoint_every"]
+    assert changed(settings(rungs[-1]), settings(recipe)) == own, "the last one is the recipe"
+    assert rungs[0] == dataclasses.replace(as_published(rungs[-1]), name=names[0]), "the first is as published"
+    for name, before, after in zip(names[1:], rungs, rungs[1:], strict=False):
+        words = {setting.partition("=")[0] for setting in LADDER[name.split("-")[2]]}
+        differences = set(changed(settings(before), settings(after)))
+        assert differences and differences <= words | {"model.loss.future_token_anchor"}
+        assert config_from_json(config_to_json(after)) == after
+    loss = rungs[0].model.loss
+    assert (loss.multi_token_weight, loss.future_token_weight, loss.future_token_anchor) == (1.0, 1.0, 100)
+    assert rungs[0].data.max_length > loss.future_token_anchor, "every loss has something to predict"
 
 
 def test_recipes_of_a_question_differ() -> None:

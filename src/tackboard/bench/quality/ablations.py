@@ -85,6 +85,16 @@ class Question:
 
 
 NOT_PUBLISHED = "not in the publication"
+
+
+def _ladder(name: str, title: str, dataset: str, steps: Sequence[tuple[str, str]]) -> Question:
+    """Returns the question what each step from the published configuration to the shipped recipe is worth."""
+    variants = [Variant("published", "the published configuration")]
+    for respect, words in steps:
+        variants.append(Variant(respect, words, variants[-1].name, None, NOT_PUBLISHED))
+    return Question(name, title, dataset, tuple(variants))
+
+
 QUESTIONS = (
     Question(
         "losses",
@@ -155,6 +165,31 @@ QUESTIONS = (
             Variant("all", "all", "saves", -1, "all but Hide: Save −0.2%"),
         ),
     ),
+    _ladder(
+        "ladder",
+        "From the published configuration to the recipe ml-1m, one difference at a time",
+        "ml-1m",
+        (
+            ("correction", "logQ for the batch's negatives"),
+            ("negatives", "all films as negatives: the exact softmax"),
+            ("losses", "next-token, and multi-token at weight 0.1, instead of three losses"),
+            ("own", "a user's later films stay negatives"),
+            ("layers", "HSTU layers without positions instead of GPT layers with learned positions"),
+            ("maps", "residual maps: the recipe"),
+        ),
+    ),
+    _ladder(
+        "reads",
+        "From the published configuration to the recipe kakao-brunch, one difference at a time",
+        "kakao-brunch",
+        (
+            ("correction", "logQ for the batch's negatives"),
+            ("negatives", "16,384 drawn articles added to the batch's"),
+            ("losses", "the next-token loss alone instead of three losses"),
+            ("layers", "rotary positions instead of learned ones"),
+            ("maps", "residual maps: the recipe"),
+        ),
+    ),
 )
 
 
@@ -179,7 +214,7 @@ def ablations(context: StudyContext) -> StudyPlan:
     for question in questions:
         # Several questions share the base recipe. All of them set AHEAD, so that the base recipe is the same cell.
         stage = "validate"
-        protocol: dict[str, Any] = {"ahead": list(AHEAD)}
+        protocol: dict[str, Any] = {} if question.name in ("ladder", "reads") else {"ahead": list(AHEAD)}
         if question.name == "positives":
             stage, protocol = "ablation-positives", _saves_protocol(context, place)
         for variant in question.variants:

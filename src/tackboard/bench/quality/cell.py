@@ -303,6 +303,7 @@ STAGES = {
     "validate": f"{_HERE}:run_validation",
     "test": f"{_HERE}:run_test",
     "published": f"{_HERE}:run_published",
+    "tune": "tackboard.bench.quality.tuning:run_try",
     "pretrain": "tackboard.bench.transfer.fit:run_pretraining",
     "transfer": "tackboard.bench.transfer.fit:run_transfer",
     "transfer-means": "tackboard.bench.transfer.fit:run_means",

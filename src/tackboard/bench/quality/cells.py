@@ -60,7 +60,8 @@ class Cell:
 
     @property
     def label(self) -> str:
-        return f"{self.prepared}_{self.method}_seed{self.seed}_{self.stage}"
+        """Says which cell of a study this is. Several tries of a method (tuning.py) differ in their number."""
+        return f"{self.prepared}_{self.method}_seed{self.seed}_{self.stage}{self.protocol.get('try_number', '')}"
 
     @property
     def name(self) -> str:

@@ -8,8 +8,18 @@ A comparison is fair only if the baseline reads no more than our method. So each
                request time
     request    the inputs of `history` and the request time
 
-The rivals sasrec, hstu and hstu-large have the published sizes and loss. Sizes of other methods are chosen on the
-validation event, never on the test event. docs/log.md records which sizes have been tuned.
+There are four kinds of rivals:
+
+    sasrec, hstu, hstu-large     the published sizes, loss and training
+    …-INPUTS                     the published sizes, but inner products and a softmax over all items (or an estimate of
+                                 it), and the inputs that their name says
+    …-wide-INPUTS                the same with the width, depth, heads and training data of PinFM
+    …-fair-INPUTS                the same with PinFM's loss too: cosines, learned temperature, negatives and their
+                                 weights, own items taken out (models/sequential.py, kind `contrastive`)
+
+`pinfm-INPUTS` is the recipe that we ship for the dataset. `pinfm-published-INPUTS` is the published configuration, with
+the size of that recipe, because the publication does not give a size. Settings are chosen on the validation event,
+never on the test event. tuned.py has the chosen settings of rivals, and the number of tries of each method.
 """
 
 from __future__ import annotations
@@ -20,6 +30,7 @@ from functools import partial
 from typing import Any
 
 from tackboard.bench.quality.data import Bench, DatasetFacts
+from tackboard.bench.quality.tuned import NOT_TUNED, TUNED, Tuned
 from tackboard.core.config import apply_overrides, did_you_mean
 from tackboard.core.errors import UsageError
 from tackboard.data.loader import DataConfig
@@ -28,6 +39,7 @@ from tackboard.models.losses import LossConfig
 from tackboard.models.pinfm import PinFMConfig
 from tackboard.models.sequential import SequentialConfig, hstu, hstu_large, sasrec
 from tackboard.models.tables import TableConfig
+from tackboard.recipes.ablations import as_published
 from tackboard.recipes.registry import find_recipe
 from tackboard.train.config import RunConfig, TrainingConfig
 from tackboard.train.optimizers import OptimizerConfig
@@ -50,12 +62,8 @@ DRAWN_ITEMS, QUICK_DRAWN_ITEMS = 16_384, 1_024
 """Number of items drawn for each step from a large catalogue, without and with `--quick`."""
 LARGE_CATALOGUE = 50_000
 """A catalogue with more items than this is called large. Training then computes no softmax over all items."""
-RIVAL_RATES = {"deskdrop": 1e-2, "kakao-brunch": 3e-3}
-"""Dataset → learning rate of rivals; 1e-3 for other datasets. Rivals as published do not use this rate."""
-RIVAL_STEPS = {"ml-1m": 3_700}
-"""Dataset → number of steps of rivals that have PinFM's size. Other datasets use PinFM's number of steps."""
-RIVAL_DROPOUT = {"ml-1m": 0.3, "deskdrop": 0.3}
-"""Dataset → dropout of rivals that have PinFM's size. Other datasets use PinFM's dropout."""
+RIVAL_RATE = 1e-3
+"""Learning rate of rivals as published, and of rivals that are not tuned."""
 SASREC_SIZES = {"width": 64, "backbone": {"ffn_width": 64}}
 """Sizes of the methods `sasrec-items`, `sasrec-history` and `sasrec-request`."""
 FIXED = {
@@ -103,12 +111,23 @@ class Method:
     title: str
     inputs: str
     is_ours: bool = False
+    is_published: bool = False
+    """If true, the method has published settings, and nothing of it is tuned."""
     build: Callable[[MethodContext], RunConfig] | None = None
     """Builds the config of the run; None if the method fits nothing."""
 
     @property
     def reads(self) -> str:
         return ", ".join(INPUTS[self.inputs])
+
+    @property
+    def family(self) -> str:
+        """The name without the inputs. Methods of one family share their settings (tuned.py)."""
+        return self.name.removesuffix(f"-{self.inputs}")
+
+    def tuned(self, dataset: str) -> Tuned:
+        """Returns the tries of the method on a dataset."""
+        return NOT_TUNED if self.is_published else TUNED.get((self.family, dataset), NOT_TUNED)
 
     def reads_no_more_than(self, other: Method) -> bool:
         """Returns whether the other method reads everything that this method reads."""
@@ -126,13 +145,28 @@ def find_method(name: str) -> Method:
     return METHODS[name]
 
 
-def config_of(method: Method, place: MethodContext, seed: int, overrides: Sequence[str] = ()) -> RunConfig:
-    """Returns the config of a method's run. The override `a.b=c` is for all methods, `METHOD:a.b=c` for one method."""
+def config_of(
+    method: Method, place: MethodContext, seed: int, overrides: Sequence[str] = (), tried: Sequence[str] = ()
+) -> RunConfig:
+    """Returns the config of a method's run. The override `a.b=c` is for all methods, `METHOD:a.b=c` for one method.
+
+    The settings of tuned.py are applied first, except with --quick, then the settings `tried`, then the overrides.
+    """
     if method.build is None:
         raise UsageError(f"{method.name} fits nothing and has no settings")
     config = dataclasses.replace(method.build(place), seed=seed)
+    settings = [*(() if place.quick else method.tuned(place.bench.name).settings), *tried]
+    if settings:
+        config = apply_overrides(config, settings)
+        every = checkpoint_every(config.training.steps, place)
+        config = dataclasses.replace(config, training=dataclasses.replace(config.training, checkpoint_every=every))
+    return apply_overrides(config, overrides_of(method.name, overrides))
+
+
+def overrides_of(name: str, overrides: Sequence[str]) -> list[str]:
+    """Returns the overrides that are for the method `name`, each as `a.b=c`."""
     parts = [split_override(override) for override in overrides]
-    return apply_overrides(config, [setting for name, setting in parts if name in ("", method.name)])
+    return [setting for of, setting in parts if of in ("", name)]
 
 
 def split_override(override: str) -> tuple[str, str]:
@@ -178,6 +212,11 @@ def newest_steps(place: MethodContext, epochs: int) -> tuple[int, int]:
     return max(2 * place.max_length, round(tokens) + place.max_length), steps
 
 
+def checkpoint_every(steps: int, place: MethodContext) -> int:
+    """Returns the distance of checkpoints that gives a run about 12 checkpoints, or 4 with --quick."""
+    return -(-steps // (4 if place.quick else 12))
+
+
 def _run(
     place: MethodContext,
     name: str,
@@ -189,7 +228,7 @@ def _run(
     max_length: int = 0,
     segments: str = "newest",
 ) -> RunConfig:
-    """Returns a run of `steps` steps with about 12 checkpoints, or 4 with --quick."""
+    """Returns a run of `steps` steps. The model may use all items that each step draws as negatives."""
     return RunConfig(
         name=name,
         data=DataConfig(
@@ -204,7 +243,7 @@ def _run(
         optimizer=optimizer,
         training=TrainingConfig(
             steps=steps,
-            checkpoint_every=-(-steps // (4 if place.quick else 12)),
+            checkpoint_every=checkpoint_every(steps, place),
             precision="auto",
             compile="off" if place.quick else "auto",
         ),
@@ -220,7 +259,7 @@ def _sequential(
     """Returns a run of a rival over the newest events of each user."""
     tokens, steps = newest_steps(place, epochs)
     optimizer = OptimizerConfig(
-        dense_learning_rate=QUICK_RATE if place.quick else 1e-3 if published else rival_rate(place),
+        dense_learning_rate=QUICK_RATE if place.quick else RIVAL_RATE,
         weight_decay=0.0,
         warmup_steps=0 if published else min(200, steps // 20),
         final_share=1.0 if published else 0.1,
@@ -234,11 +273,6 @@ def _as_published(name: str, make: Callable[..., SequentialConfig], place: Metho
     """Returns a run with sizes, loss and learning rate as published."""
     model = make(place.facts.num_rows, max_history=place.max_length)
     return _sequential(place, name, model, PUBLISHED_EPOCHS, published=True)
-
-
-def rival_rate(place: MethodContext) -> float:
-    """Returns the learning rate of rivals. Like the rate of our model, it was chosen on validation."""
-    return RIVAL_RATES.get(place.bench.name, 1e-3)
 
 
 def _rival_settings(place: MethodContext, inputs: str) -> dict[str, Any]:
@@ -261,40 +295,52 @@ def _rival(
 
 
 def _rival_of_our_size(
-    name: str, inputs: str, make: Callable[..., SequentialConfig], place: MethodContext
+    name: str, inputs: str, make: Callable[..., SequentialConfig], kind: str, place: MethodContext
 ) -> RunConfig:
-    """Returns a run of a rival with the width, depth and data of our PinFM, to compare designs, not sizes.
+    """Returns a run of a rival with the width, depth, heads and data of our PinFM, to compare designs, not sizes.
 
-    Dropout, learning rate and the number of steps are tuned for the rival (RIVAL_DROPOUT, RIVAL_RATES, RIVAL_STEPS).
+    The kind `fair` also has the loss of our PinFM; the kind `wide` has not.
     """
-    recipe = _quick_pinfm(place) if place.quick else find_recipe(place.bench.name)
+    recipe = _recipe(place)
     ours = recipe.model
     # Only SASRec has a feed-forward network. The head width 0 divides HSTU's width evenly among its heads.
     special = {"ffn_width": ours.backbone.mlp_ratio * ours.width} if make is sasrec else {"head_width": 0}
     sizes = {"num_layers": ours.backbone.num_layers, "num_heads": ours.backbone.num_heads}
+    settings = _rival_settings(place, inputs)
+    if kind == "fair":
+        settings["loss"] = {"kind": "contrastive"} | dataclasses.asdict(ours.loss)
     model = make(
         place.facts.num_rows,
         max_history=min(ours.max_history, place.max_length),
         width=ours.width,
         backbone=sizes | special,
-        dropout=ours.dropout if place.quick else RIVAL_DROPOUT.get(place.bench.name, ours.dropout),
+        dropout=ours.dropout,
         request_vector="input",
-        **_rival_settings(place, inputs),
+        **settings,
     )
-    optimizer = dataclasses.replace(recipe.optimizer, dense_learning_rate=rival_rate(place))
-    steps = recipe.training.steps if place.quick else RIVAL_STEPS.get(place.bench.name, recipe.training.steps)
-    return _like(recipe, place, name, model, optimizer, steps)
+    rate = QUICK_RATE if place.quick else RIVAL_RATE
+    return _like(recipe, place, name, model, dataclasses.replace(recipe.optimizer, dense_learning_rate=rate))
 
 
 # ---- PinFM ----
 
 
+def _recipe(place: MethodContext) -> RunConfig:
+    """Returns the recipe that we ship for the dataset, or a small one with --quick."""
+    return _quick_pinfm(place) if place.quick else find_recipe(place.bench.name)
+
+
 def _pinfm(name: str, inputs: str, place: MethodContext) -> RunConfig:
-    """Returns the recipe that we ship for the dataset, or a small model with --quick."""
-    recipe = _quick_pinfm(place) if place.quick else find_recipe(place.bench.name)
+    """Returns the shipped recipe, which reads `inputs`."""
+    recipe = _recipe(place)
     max_history = min(recipe.model.max_history, place.max_length)
     model = dataclasses.replace(recipe.model, request_time=inputs == "request", max_history=max_history)
-    return _like(recipe, place, name, model, recipe.optimizer, recipe.training.steps)
+    return _like(recipe, place, name, model, recipe.optimizer)
+
+
+def _pinfm_as_published(name: str, inputs: str, place: MethodContext) -> RunConfig:
+    """Returns the published configuration, in the size of the shipped recipe."""
+    return as_published(_pinfm(name, inputs, place))
 
 
 def _quick_pinfm(place: MethodContext) -> RunConfig:
@@ -312,15 +358,13 @@ def _quick_pinfm(place: MethodContext) -> RunConfig:
     return _run(place, "quick", model, steps=steps, optimizer=optimizer, tokens_per_step=tokens)
 
 
-def _like(
-    recipe: RunConfig, place: MethodContext, name: str, model: Any, optimizer: OptimizerConfig, steps: int
-) -> RunConfig:
-    """Returns a run of `model` on the data of a recipe."""
+def _like(recipe: RunConfig, place: MethodContext, name: str, model: Any, optimizer: OptimizerConfig) -> RunConfig:
+    """Returns a run of `model` on the data of a recipe, for as many steps."""
     return _run(
         place,
         name,
         model,
-        steps=steps,
+        steps=recipe.training.steps,
         optimizer=optimizer,
         tokens_per_step=recipe.data.tokens_per_step,
         max_length=min(recipe.data.max_length, place.max_length),
@@ -335,7 +379,13 @@ METHODS = {
         Method(name="item-to-item", title="item-to-item, cosine", inputs="items"),
         Method(name="recently-seen", title="recently seen items", inputs="items"),
         *(
-            Method(name=name, title=f"{title}, as published", inputs=inputs, build=partial(_as_published, name, make))
+            Method(
+                name=name,
+                title=f"{title}, as published",
+                inputs=inputs,
+                is_published=True,
+                build=partial(_as_published, name, make),
+            )
             for name, title, inputs, make in (
                 ("sasrec", "SASRec, sampled softmax", "items", sasrec),
                 ("hstu", "HSTU", "times", hstu),
@@ -345,33 +395,38 @@ METHODS = {
         *(
             Method(
                 name=f"{name}-{inputs}",
-                title=f"{title}, cross-entropy",
+                title=title,
                 inputs=inputs,
                 build=partial(_rival, f"{name}-{inputs}", inputs, make, sizes),
             )
             for name, title, make, sizes, all_inputs in (
-                ("sasrec", "SASRec", sasrec, SASREC_SIZES, ("items", "history", "request")),
+                ("sasrec", "SASRec of width 64", sasrec, SASREC_SIZES, ("items", "history", "request")),
                 ("hstu-large", "HSTU-large", hstu_large, {}, ("history", "request")),
             )
             for inputs in all_inputs
         ),
         *(
             Method(
-                name=f"{name}-wide-{inputs}",
-                title=f"{title} of PinFM's size, cross-entropy",
+                name=f"{name}-{kind}-{inputs}",
+                title=f"{title} {words}",
                 inputs=inputs,
-                build=partial(_rival_of_our_size, f"{name}-wide-{inputs}", inputs, make),
+                build=partial(_rival_of_our_size, f"{name}-{kind}-{inputs}", inputs, make, kind),
             )
+            for kind, words in (("wide", "of PinFM's size"), ("fair", "with PinFM's size and loss"))
             for name, title, make in (("sasrec", "SASRec", sasrec), ("hstu", "HSTU", hstu))
             for inputs in ("history", "request")
         ),
         *(
             Method(
-                name=f"pinfm-{inputs}",
-                title="PinFM",
+                name=f"{name}-{inputs}",
+                title=title,
                 inputs=inputs,
                 is_ours=True,
-                build=partial(_pinfm, f"pinfm-{inputs}", inputs),
+                build=partial(build, f"{name}-{inputs}", inputs),
+            )
+            for name, title, build in (
+                ("pinfm-published", "PinFM as published", _pinfm_as_published),
+                ("pinfm", "PinFM, ours", _pinfm),
             )
             for inputs in ("history", "request")
         ),

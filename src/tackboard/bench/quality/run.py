@@ -52,6 +52,8 @@ def measure(
         find_method(name)
     if options.seeds < 0:
         raise UsageError(f"--seeds is {options.seeds}", allowed="allowed: 1 or more")
+    if options.tries and options.study != "tune":
+        raise UsageError(f"--tries {options.tries} does nothing in --study {options.study}", fix="use --study tune")
     check_device(device)
     context = StudyContext(Work.check(work), bench, options, data)
     study(dataclasses.replace(context, is_trial=True))
@@ -108,11 +110,11 @@ def finished(context: StudyContext, plan: StudyPlan) -> list[Result]:
 def kept_options(context: StudyContext, plan: StudyPlan) -> dict[str, Any]:
     """Returns the options that plan the same cells in a version with other defaults.
 
-    Changed settings are left out, because they are in the config of each cell. Some studies name their cells after
-    arms or recipes, not after methods. These studies keep the options that the user gave.
+    Some studies name their cells after arms or recipes, not after methods. These studies keep the options that the user
+    gave.
     """
     names = tuple(dict.fromkeys(cell.method for cell in plan.cells))
-    options = dataclasses.asdict(context.options) | {"overrides": ()}
+    options = dataclasses.asdict(context.options)
     if all(name in METHODS for name in names):
         options |= {"methods": names, "ties": tuple(dict.fromkeys(cell.ties for cell in plan.cells))}
     return options

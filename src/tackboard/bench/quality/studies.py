@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from tackboard.bench.quality.cells import Cell, Result
 from tackboard.bench.quality.gaps import GAPS, by_gap, gap_rows, with_gaps, without_same_second
 from tackboard.bench.quality.methods import INPUTS, METHODS, Method
+from tackboard.bench.quality.row_labels import softmax_of, title_of, tries_of
 from tackboard.bench.quality.study_plan import Find, StudyContext, StudyPlan, Table, section
 from tackboard.bench.quality.verdict import DIFFERENCE_COLUMNS, Measured, difference_cells, figures_of
 from tackboard.core.errors import DataError, UsageError
@@ -37,7 +38,13 @@ TOLERANCE = 0.015
 PUBLISHED_TIES = "random"
 """The tie rule of our figures that stand beside published figures."""
 NUM_RESAMPLES = 1000
-MEANS_HEADER = ["", "reads", "ties", "seeds", *METRICS]
+NAMED = ("", "reads", "softmax over", "tries", "ties")
+"""Columns that name a row."""
+TRIES_NOTE = (
+    "Tries: the number of fits that were judged on the validation event before the settings of a method were chosen. "
+    "The number of steps of the test is chosen afterwards, for every method in the same way."
+)
+MEANS_HEADER = [*NAMED, "seeds", *METRICS]
 APART = "not in the second of the event before"
 """Name of the targets that leave out same-second targets (gaps.py)."""
 HSTU_README = "meta-recsys/generative-recommenders, README"
@@ -69,7 +76,7 @@ def reproduce(context: StudyContext) -> StudyPlan:
     places = context.places(context.ties(context.bench.ties))
     cells = [
         # Published code takes an item out of the ranking only if it is in the part of the history that the model reads.
-        context.cell(place, rule, method, seed, "published", filter_newest=context.bench.max_length)
+        context.cell(place, rule, method, seed, "published", filter_newest=place.max_length)
         for seed in context.seeds(1)
         for method in methods
         for rule, place in places.items()
@@ -143,25 +150,26 @@ def validate(context: StudyContext) -> StudyPlan:
         for seed in context.seeds(1)
         for method in methods
     ]
-    return StudyPlan(cells, lambda find: _validation_table(cells, find))
+    return StudyPlan(cells, lambda find: _validation_table(context, cells, find))
 
 
-def _validation_table(cells: Sequence[Cell], find: Find) -> Table:
+def _validation_table(context: StudyContext, cells: Sequence[Cell], find: Find) -> Table:
     results = [result for cell in cells if (result := find(cell)) is not None]
-    header = ["", "reads", "ties", "seed", *METRICS[:2], "steps", "of", "parameters", "s", "tokens/s"]
+    header = [*NAMED, "seed", *METRICS[:2], "steps", "of", "parameters", "s", "tokens/s"]
+    rows = [_validation_row(context, result) for result in results]
     return {
-        "sections": [section("Validation: the event before the last", header, [_validation_row(r) for r in results])],
-        "notes": ["No method saw the test event."] if results else [],
+        "sections": [section("Validation: the event before the last", header, rows)],
+        "notes": ["No method saw the test event.", TRIES_NOTE] if results else [],
         "figures": {"rows": [_figures(result) for result in results]},
         "charts": _curves(results, "validation"),
     }
 
 
-def _validation_row(result: Result) -> list[str]:
+def _validation_row(context: StudyContext, result: Result) -> list[str]:
     cell, values = result.cell, result.values
     planned = cell.run_config().training.steps
     return [
-        *(*_names(cell), str(cell.seed)),
+        *(*_named(context, result), str(cell.seed)),
         *_numbers(values["metrics"], METRICS[:2]),
         *(f"{values['chosen_steps']:,}", f"{planned:,}", f"{values['parameters']:,}"),
         *(f"{values['seconds']:,.0f}", f"{values['tokens_per_s']:,}"),
@@ -188,20 +196,23 @@ def compare(context: StudyContext) -> StudyPlan:
 
 
 def _compared(context: StudyContext) -> tuple[str, ...]:
+    """Returns the methods that are compared by default: our methods, and all rivals that may be the strongest."""
     if context.options.quick:
         return ("popularity", "item-to-item", "sasrec-history", "pinfm-history")
+    fair = ("sasrec-wide", "sasrec-fair", "hstu-fair", "pinfm-published", "pinfm")
     if context.bench.name == "ml-1m":
-        names = ("sasrec-wide", "hstu-large", "hstu-wide", "pinfm")
+        names = ("hstu-large", "hstu-wide", *fair)
         fits = (f"{name}-{inputs}" for inputs in ("history", "request") for name in names)
-        return ("popularity", "item-to-item", "sasrec-items", *fits)
-    return ("popularity", "item-to-item", "recently-seen", "sasrec-history", "sasrec-wide-history", "pinfm-history")
+        return ("popularity", "item-to-item", "sasrec-items", "hstu-large", *fits)
+    fits = (f"{name}-history" for name in ("sasrec", *fair))
+    return ("popularity", "item-to-item", "recently-seen", *fits)
 
 
 def _compare_table(context: StudyContext, cells: Sequence[Cell], find: Find) -> Table:
     results = [result for cell in cells if (result := find(cell)) is not None]
     groups = _grouped(results)
     singles = [
-        [*_names(result.cell), str(result.cell.seed) if METHODS[result.cell.method].build else "",
+        [*_named(context, result), str(result.cell.seed) if METHODS[result.cell.method].build else "",
          *_numbers(result.values["metrics"]), f"{result.values['steps']:,}" if "steps" in result.values else ""]
         for result in results
     ]  # fmt: skip
@@ -214,14 +225,14 @@ def _compare_table(context: StudyContext, cells: Sequence[Cell], find: Find) -> 
         *({"targets": "all"} | one for one in compare_to_strongest(groups)),
     ]
     sections = [
-        section("Test, each seed", ["", "reads", "ties", "seed", *METRICS, "steps"], singles),
-        *_headline(apart, groups),
-        section("Test, mean over seeds", MEANS_HEADER, _mean_rows(groups)),
-        *_beside_published(random, published),
+        section("Test, each seed", [*NAMED, "seed", *METRICS, "steps"], singles),
+        *_headline(context, apart, groups),
+        section("Test, mean over seeds", MEANS_HEADER, _mean_rows(context, groups)),
+        *_beside_published(context, random, published),
         section(
             f"Difference to the strongest baseline that reads no more ({NUM_RESAMPLES:,} paired resamples of users)",
-            ["", "reads", "ties", "targets", "metric", "against", *DIFFERENCE_COLUMNS, ""],
-            [_comparison_row(one) for one in differences],
+            ["", "reads", "tries", "ties", "targets", "metric", "against", "its tries", *DIFFERENCE_COLUMNS, ""],
+            [_comparison_row(context, one, groups) for one in differences],
         ),
         section(
             "By the time between the event before and the test event, mean over seeds",
@@ -240,13 +251,7 @@ def _compare_table(context: StudyContext, cells: Sequence[Cell], find: Find) -> 
             "The number of steps was chosen on the event before the last, with the first seed. Then each method was "
             "refit on all events but the last and tested once."
         )
-    losses = {_loss_of(result.cell): result.cell.config for result in results}
-    if config := losses.get("mixed"):
-        drawn = config["data"]["uniform_negatives"]
-        notes.append(f"The cross-entropy of rivals is estimated from a batch's items and {drawn:,} drawn items.")
-    if config := losses.get("sampled"):
-        few = config["model"]["config"]["loss"]["num_negatives"]
-        notes.append(f"For each prediction, the softmax of rivals covers {few:,} drawn items.")
+        notes.append(TRIES_NOTE)
     if published:
         notes.append(
             "The publishers of HSTU and sampled-softmax SASRec ranked the test event during training. Their order of "
@@ -279,12 +284,14 @@ def _knows_request(method: str) -> bool:
     return "request's time" in INPUTS[METHODS[method].inputs]
 
 
-def _mean_rows(groups: Mapping[tuple[str, str], Sequence[Result]]) -> list[list[str]]:
-    return [[*_names(group[0].cell), str(len(group)), *_numbers(mean_metrics(group))] for group in groups.values()]
+def _mean_rows(context: StudyContext, groups: Mapping[tuple[str, str], Sequence[Result]]) -> list[list[str]]:
+    return [[*_named(context, group[0]), str(len(group)), *_numbers(mean_metrics(group))] for group in groups.values()]
 
 
 def _headline(
-    apart: Mapping[tuple[str, str], Sequence[Result]], groups: Mapping[tuple[str, str], Sequence[Result]]
+    context: StudyContext,
+    apart: Mapping[tuple[str, str], Sequence[Result]],
+    groups: Mapping[tuple[str, str], Sequence[Result]],
 ) -> list[dict[str, Any]]:
     """Returns the leading figures of methods that read the request's time: without same-second targets."""
     if not apart:
@@ -295,20 +302,21 @@ def _headline(
         f"Test, mean over seeds, of the {part:,} of {every:,} users whose test event is not in the second of the event "
         "before: the leading figures of methods that read the request's time"
     )
-    return [section(title, MEANS_HEADER, _mean_rows(apart))]
+    return [section(title, MEANS_HEADER, _mean_rows(context, apart))]
 
 
 def _beside_published(
+    context: StudyContext,
     random: Mapping[tuple[str, str], Sequence[Result]],
     published: Mapping[str, tuple[str, str, tuple[float, ...]]],
 ) -> list[dict[str, Any]]:
     """Returns our figures under random ties and the published figures."""
     if not published:
         return []
-    rows = _mean_rows(random)
+    rows = _mean_rows(context, random)
     for title, source, metrics in published.values():
         known = dict(zip(METRICS, metrics, strict=False))
-        rows.append([f"published: {title}", source, "", "", *_numbers(known)])
+        rows.append([f"published: {title}", source, "", "", "", "", *_numbers(known)])
     return [section(f"Under {PUBLISHED_TIES} ties, beside published figures", MEANS_HEADER, rows)]
 
 
@@ -383,11 +391,6 @@ def _returning(context: StudyContext, groups: Mapping[tuple[str, str], Sequence[
 # ---- parts of tables ----
 
 
-def _loss_of(cell: Cell) -> str:
-    """Returns the kind of loss of a rival, or an empty string for other methods."""
-    return str(cell.config["model"]["config"]["loss"].get("kind", "")) if cell.config is not None else ""
-
-
 def _grouped(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:
     """Returns (tie rule, method) → results, one result per seed."""
     groups: dict[tuple[str, str], list[Result]] = {}
@@ -397,17 +400,32 @@ def _grouped(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:
 
 
 def _names(cell: Cell) -> list[str]:
-    method = METHODS[cell.method]
-    return [method.title, method.reads, cell.ties]
+    return [title_of(cell), METHODS[cell.method].reads, cell.ties]
+
+
+def _named(context: StudyContext, result: Result) -> list[str]:
+    """Returns the cells of the columns NAMED."""
+    title, reads, ties = _names(result.cell)
+    return [
+        title,
+        reads,
+        softmax_of(result.cell, result.values.get("num_items", 0)),
+        tries_of(context, result.cell),
+        ties,
+    ]
 
 
 def _numbers(metrics: Mapping[str, float], names: Sequence[str] = METRICS) -> list[str]:
     return [f"{metrics[name]:.4f}" if name in metrics else "" for name in names]
 
 
-def _comparison_row(one: Mapping[str, Any]) -> list[str]:
-    method, against = METHODS[one["method"]], METHODS[one["against"]].title
-    names = [method.title, method.reads, one["ties"], one["targets"], one["metric"], against]
+def _comparison_row(
+    context: StudyContext, one: Mapping[str, Any], groups: Mapping[tuple[str, str], Sequence[Result]]
+) -> list[str]:
+    ours, theirs = (groups[one["ties"], one[side]][0].cell for side in ("method", "against"))
+    title, reads, ties = _names(ours)
+    against = [title_of(theirs), tries_of(context, theirs)]
+    names = [title, reads, tries_of(context, ours), ties, one["targets"], one["metric"], *against]
     return [*names, *difference_cells(one), one["verdict"]]
 
 

@@ -23,6 +23,7 @@ from tackboard.train.config import config_to_json
 STUDIES = {
     "reproduce": "tackboard.bench.quality.studies:reproduce",
     "validate": "tackboard.bench.quality.studies:validate",
+    "tune": "tackboard.bench.quality.tuning:tune",
     "compare": "tackboard.bench.quality.studies:compare",
     "transfer": "tackboard.bench.transfer.study:transfer",
     "transfer-hidden": "tackboard.bench.transfer.study:transfer_hidden",
@@ -47,6 +48,8 @@ class Options:
     """Tie rules; empty for the default tie rules of the study."""
     overrides: tuple[str, ...] = ()
     """Settings to change, see `config_of`."""
+    tries: int = 0
+    """Number of tries of each method in the study `tune`; 0 for the default number."""
 
 
 @dataclasses.dataclass
@@ -124,12 +127,16 @@ class StudyContext:
         seed: int,
         stage: str,
         after: Cell | None = None,
+        tried: Sequence[str] = (),
         **protocol: Any,
     ) -> Cell:
-        """Returns the cell for a method, a seed and a stage. `protocol` adds settings to `self.protocol()`."""
+        """Returns the cell for a method, a seed and a stage. `protocol` adds settings to `self.protocol()`.
+
+        `tried` holds settings that the study tries, see `config_of`.
+        """
         config = None
         if method.build is not None:
-            config = config_to_json(config_of(method, place, seed, self.options.overrides))
+            config = config_to_json(config_of(method, place, seed, self.options.overrides, tried))
         return Cell(
             prepared=place.prepared,
             ties=ties,

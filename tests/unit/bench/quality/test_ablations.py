@@ -1,6 +1,7 @@
 """The study of ablations: every question has its recipes, the base runs once, positives are judged alike."""
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -61,19 +62,22 @@ def test_the_base_answers_five_questions_and_runs_once(work: Work) -> None:
     count = sum(len(question.variants) for question in QUESTIONS if question.dataset == "ml-1m")
     assert len(plan.cells) == 3 * count
     assert len({cell.name for cell in plan.cells}) == 3 * (count - 4)
+    ladder = [cell for cell in plan.cells if cell.method.startswith("ablation-ladder")]
+    assert len(ladder) == 3 * 7 and all("ahead" not in cell.protocol for cell in ladder)
     assert {cell.stage for cell in plan.cells} == {"validate"}
 
 
 def test_a_quick_one_is_short(work: Work) -> None:
     for cell in plan_of(work, "ml-1m", quick=True).cells:
         config = cell.run_config()
-        assert 1 < config.training.steps <= 40 and config.data.tokens_per_step <= 2_048
+        assert 1 < config.training.steps <= 45 and config.data.tokens_per_step <= 2_048
         assert config.training.checkpoint_every == config.training.steps
 
 
 def test_other_datasets_are_refused(work: Work) -> None:
-    with pytest.raises(UsageError, match="kakao-brunch"):
-        plan_of(work, "kakao-brunch")
+    other = dataclasses.replace(find_bench("deskdrop"), name="other")
+    with pytest.raises(UsageError, match="allowed: ml-1m, deskdrop, kakao-brunch"):
+        ablations(StudyContext(work, other, Options(study="ablations")))
 
 
 def test_what_it_would_not_do_is_refused(work: Work) -> None:
@@ -117,6 +121,19 @@ def test_a_whole_question_on_little_data(work: Work) -> None:
     assert words <= {"within noise", "better, one seed", "worse, one seed"}, "quick: beside nothing published"
     assert {one["published"] for one in table["figures"]["comparisons"]} == {""}
     assert "second-last event of each of 40 users" in table["protocol"] and "without the items" in table["protocol"]
+
+
+def test_a_ladder_compares_each_step_with_the_step_before(work: Work) -> None:
+    plan = plan_of(work, "ml-1m", quick=True, overrides=TINY)
+    cells = {cell.name: cell for cell in plan.cells if cell.method.startswith("ablation-ladder")}
+    assert len(cells) == 6, "a quick model has no residual maps, so the last step is no step"
+    for cell in cells.values():
+        run_cell(work, cell, CPU)
+    table = plan.table(work.find)
+    steps = [one for one in table["figures"]["comparisons"] if one["question"] == "ladder"]
+    titles = [variant.title for question in QUESTIONS if question.name == "ladder" for variant in question.variants]
+    assert [(one["against"], one["variant"]) for one in steps[::2]] == list(itertools.pairwise(titles))
+    assert steps[-1]["difference"] == 0.0 and titles[0] == "the published configuration"
 
 
 # ---- positives ----

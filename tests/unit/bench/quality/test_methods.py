@@ -1,5 +1,6 @@
 """Methods by name: whole configs, sized by the dataset, and overridden one by one."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -10,13 +11,16 @@ from tackboard.bench.quality.data import BENCHES, DatasetFacts
 from tackboard.bench.quality.methods import (
     INPUTS,
     METHODS,
+    QUICK_RATE,
     MethodContext,
     check_overrides,
     config_of,
     find_method,
     newest_steps,
 )
+from tackboard.bench.quality.tuned import TUNED, Tuned
 from tackboard.core.errors import ConfigError, UsageError
+from tackboard.models.losses import LossConfig
 from tackboard.models.sequential import SequentialConfig, SoftmaxConfig
 from tackboard.train.config import config_from_json, config_to_json
 
@@ -41,8 +45,8 @@ def test_every_method_fits_every_dataset(method: object, name: str, quick: bool)
     assert config_from_json(config_to_json(config)) == config
     assert config.data.tokens_per_step >= 2 * config.data.max_length
     assert 4 <= config.training.steps / config.training.checkpoint_every <= 26 or quick
-    drawn = 1_024 if quick else 16_384
-    assert config.data.uniform_negatives == (drawn if place.is_large else place.facts.num_items)
+    drawn = (1_024 if quick else 16_384) if place.is_large else place.facts.num_items
+    assert config.data.uniform_negatives == (0 if "published-" in method.name else drawn)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("method", FITTED, ids=lambda method: method.name)
@@ -75,6 +79,53 @@ def test_published_rivals_have_the_published_settings(name: str, sizes: tuple[st
     assert config.training.steps == round(101 * 6_040 / 128)
     per_step = place.facts.newest_tokens(200) / 6_040 * 128
     assert config.data.tokens_per_step - 200 == pytest.approx(per_step, abs=1)
+
+
+@pytest.mark.parametrize("inputs", ["history", "request"])
+@pytest.mark.parametrize("kind", ["sasrec", "hstu"])
+@pytest.mark.parametrize("name", list(BENCHES))
+def test_a_fair_rival_has_all_of_pinfm_but_its_architecture(name: str, kind: str, inputs: str) -> None:
+    place = place_of(name, num_items=505_840 if name == "kakao-brunch" else 3_000)
+    ours = config_of(METHODS[f"pinfm-{inputs}"], place, seed=0)
+    rival = config_of(METHODS[f"{kind}-fair-{inputs}"], place, seed=0)
+    assert rival.data == ours.data and rival.data.segments == "all", "the same negatives, and all events"
+    loss = {field.name: getattr(rival.model.loss, field.name) for field in dataclasses.fields(LossConfig)}
+    assert LossConfig(**loss) == ours.model.loss and rival.model.loss.kind == "contrastive"
+    assert (rival.model.width, rival.model.max_history) == (ours.model.width, ours.model.max_history)
+    sizes = [(one.model.backbone.num_layers, one.model.backbone.num_heads) for one in (rival, ours)]
+    assert sizes[0] == sizes[1] and rival.model.backbone.kind == kind
+    rate = ours.optimizer.dense_learning_rate
+    assert dataclasses.replace(rival.optimizer, dense_learning_rate=rate) == ours.optimizer, "the same schedule"
+
+
+def test_pinfm_as_published_differs_from_the_recipe_in_what_the_publication_says() -> None:
+    ours = config_of(METHODS["pinfm-history"], place_of(), seed=0)
+    published = config_of(METHODS["pinfm-published-history"], place_of(), seed=0)
+    loss, backbone = published.model.loss, published.model.backbone
+    assert published.data == dataclasses.replace(ours.data, uniform_negatives=0)
+    assert (loss.in_batch_negatives, loss.correct_popularity) == (True, False)
+    assert (loss.mask_same_user, loss.later_negatives) == (True, False)
+    assert (loss.multi_token_weight, loss.future_token_weight, loss.future_token_anchor) == (1.0, 1.0, 100)
+    assert (backbone.kind, backbone.positions, published.model.maps) == ("gpt", "learned", "mlp")
+    assert (published.model.width, published.model.tables) == (ours.model.width, ours.model.tables)
+    assert published.optimizer == ours.optimizer and published.training == ours.training
+
+
+def test_settings_that_were_chosen_are_applied_but_for_quick_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = METHODS["sasrec-wide-history"]
+    config = config_of(wide, place_of(), seed=0)
+    assert (config.training.steps, config.training.checkpoint_every) == (3_700, 309)
+    assert (config.model.dropout, config.optimizer.dense_learning_rate) == (0.3, 1e-3)
+    tried = config_of(wide, place_of(), 0, ["training.steps=9"], ["model.dropout=0.1", "training.steps=120"])
+    assert (tried.model.dropout, tried.training.steps, tried.training.checkpoint_every) == (0.1, 9, 10)
+    for method in FITTED:
+        monkeypatch.setitem(TUNED, (method.family, "ml-1m"), Tuned(tries=1, settings=("model.dropout=0.125",)))
+    found = {method.name: config_of(method, place_of(), 0).model.dropout for method in FITTED}
+    assert {name for name, dropout in found.items() if dropout != 0.125} == {"sasrec", "hstu", "hstu-large"}
+    quick = {config_of(method, place_of(quick=True), 0).model.dropout for method in FITTED}
+    assert 0.125 not in quick
+    rates = {config_of(method, place_of(quick=True), 0).optimizer.dense_learning_rate for method in FITTED}
+    assert rates == {QUICK_RATE}
 
 
 def test_steps_of_few_users_hold_a_quarter_of_them() -> None:

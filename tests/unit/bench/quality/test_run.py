@@ -47,6 +47,19 @@ def test_from_files_to_a_table(fake_ml_1m: Path, tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in (work / "cells").rglob("*")} == before
 
 
+def test_fair_rivals_and_pinfm_as_published_from_files_to_a_table(fake_ml_1m: Path, tmp_path: Path) -> None:
+    names = ("sasrec-fair-history", "hstu-fair-request", "pinfm-published-history")
+    small = (*SMALL[:-1], "pinfm-published-history:model.tables.dim=2")
+    result = run(fake_ml_1m, tmp_path / "work", methods=names, overrides=small)
+    assert (result["num_finished"], result["failures"]) == (6, [])
+    [hit, gain] = result["table"]["figures"]["comparisons"]
+    assert hit["against"] == gain["against"] == "sasrec-fair-history", "the other rival reads more"
+    text = "\n".join(table_lines(report(result)))
+    for words in ("HSTU with PinFM's size and loss", "PinFM as published: GPT layers, MLP maps", "0: --quick"):
+        assert words in text
+    assert "cosines, the batch's items, uncorrected, without the user's own items" in text
+
+
 @pytest.mark.parametrize(
     "options",
     [

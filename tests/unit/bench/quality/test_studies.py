@@ -1,5 +1,6 @@
 """Studies: which cells they ask for, and what their tables say of results that are made up here."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,10 @@ def test_compare_asks_for_one_validation_and_three_tests_of_each_method(context:
     assert all(cell.after and cell.after.method == cell.method for cell in fitted)
     assert [cell.method for cell in plan.cells if not cell.config] == ["popularity", "item-to-item"] * 3
     assert {cell.ties for cell in fitted} == {"file", "reverse", "random"}
-    expected = {"pinfm-history", "pinfm-request", "sasrec-wide-request", "hstu-wide-history", "hstu-large-history"}
-    assert expected <= {cell.method for cell in fitted}
+    names = {cell.method for cell in fitted}
+    assert {"pinfm-history", "pinfm-published-request", "sasrec-wide-request", "hstu-wide-history"} <= names
+    assert {"sasrec-fair-history", "hstu-fair-history", "sasrec-fair-request", "hstu-fair-request"} <= names
+    assert {"hstu-large", "hstu-large-history", "hstu-large-request"} <= names, "as published too"
     context.options = Options(quick=True)
     assert len(compare(context).cells) == 4
     assert {cell.prepared for cell in compare(context).cells} == {"ml-1m-file-every2"}
@@ -83,16 +86,17 @@ def test_compare_table(context: StudyContext) -> None:
             finish(context, cell.after, 0.5)
     table = plan.table(context.work.find)
     singles = rows_of(table, "Test, each seed")
-    assert [row[3:5] for row in singles] == [["", "0.1000"], ["0", "0.3000"], ["1", "0.3100"], ["0", "0.9000"],
+    assert [row[5:7] for row in singles] == [["", "0.1000"], ["0", "0.3000"], ["1", "0.3100"], ["0", "0.9000"],
                                              ["1", "0.9100"], ["0", "0.6000"], ["1", "0.6100"]]  # fmt: skip
     means = rows_of(table, "Test, mean over seeds")
-    assert [row[4] for row in means] == ["0.1000", "0.3050", "0.9050", "0.6050"]
+    assert [row[6] for row in means] == ["0.1000", "0.3050", "0.9050", "0.6050"]
+    assert [row[3] for row in means] == ["", "0: not tuned", "0: not tuned", "42: both inputs"]
     beside = rows_of(table, "Under random ties, beside published figures")
     assert beside[:4] == means
-    assert [row[4] for row in beside[4:]] == ["0.2853", "0.3097", "0.3294", "0.3152", "0.3003"]
+    assert [row[6] for row in beside[4:]] == ["0.2853", "0.3097", "0.3294", "0.3152", "0.3003"]
     hit, gain = rows_of(table, "Difference")
-    assert hit[3:7] == ["all", "hr@10", "SASRec, cross-entropy", "+0.3000"] and hit[-2:] == ["0.0071", "better"]
-    assert gain[4] == "ndcg@10"
+    assert hit[2] == "42: both inputs" and hit[4:9] == ["all", "hr@10", "SASRec of width 64", "0: not tuned", "+0.3000"]
+    assert hit[-2:] == ["0.0071", "better"] and gain[5] == "ndcg@10"
     figures = table["figures"]
     assert {one["against"] for one in figures["comparisons"]} == {"sasrec-history"}, "the other reads more"
     assert figures["comparisons"][0]["low"] > 0.2 and figures["comparisons"][0]["verdict"] == "better"
@@ -111,7 +115,7 @@ def test_published_figures_stand_beside_random_ties_alone(context: StudyContext)
             finish(context, cell, 0.1 if cell.ties == "random" else 0.2)
         table = plan.table(context.work.find)
         shown = [part for part in table["sections"] if any("published" in row[0] for row in part["rows"])]
-        assert [{row[2] for row in part["rows"]} for part in shown] == ([{"random", ""}] if is_shown else [])
+        assert [{row[4] for row in part["rows"]} for part in shown] == ([{"random", ""}] if is_shown else [])
         [dots] = table["charts"]
         assert bool(dots["marks"]) is is_shown and bool(table["figures"]["published"]) is is_shown
         assert [row["values"] for row in dots["rows"]] == ([[0.1]] if is_shown else [[0.2, 0.2]])
@@ -128,15 +132,15 @@ def test_methods_that_know_the_request_lead_without_same_second_targets(context:
     titles = [part["title"] for part in table["sections"]]
     assert titles[1].startswith("Test, mean over seeds, of the 160 of 200 users whose test event is not in the second")
     leading = rows_of(table, titles[1])
-    assert [row[4] for row in leading] == ["0.5000", "0.5000", "0.0000"]
+    assert [row[6] for row in leading] == ["0.5000", "0.5000", "0.0000"]
     rows = rows_of(table, "Difference")
-    assert [(row[1].endswith("request's time"), row[3]) for row in rows] == [
+    assert [(row[1].endswith("request's time"), row[4]) for row in rows] == [
         (True, "not in the second of the event before"),
         (True, "not in the second of the event before"),
         (True, "all"),
         (True, "all"),
     ], "no rival reads as little as pinfm-history here"
-    assert rows[0][6] == "-0.5000"
+    assert rows[0][8] == "-0.5000"
     by_gap = rows_of(table, "By the time")
     assert by_gap[0][4:] == ["40"] * 5 and [row[4] for row in by_gap[-2:]] == ["1.0000", "1.0000"]
     context.options = Options(methods=("pinfm-history",), seeds=1, ties=("file",))
@@ -144,14 +148,43 @@ def test_methods_that_know_the_request_lead_without_same_second_targets(context:
     assert not any("is not in the second" in title for title in titles)
 
 
-@pytest.mark.parametrize(("loss", "said"), [("full", ""), ("mixed", " drawn items"), ("sampled", " 128 drawn")])
-def test_what_a_rival_s_softmax_is_over_is_said(context: StudyContext, loss: str, said: str) -> None:
-    overrides = (f"model.loss.kind={loss}",)
-    context.options = Options(methods=("sasrec-history",), seeds=1, overrides=overrides)
+@pytest.mark.parametrize(
+    ("loss", "said"), [("full", "inner products, all items"), ("sampled", "cosines, 128 drawn items")]
+)
+def test_every_row_says_what_its_softmax_is_over(context: StudyContext, loss: str, said: str) -> None:
+    context.options = Options(methods=("sasrec-history",), seeds=1, overrides=(f"model.loss.kind={loss}",))
+    cells = [*compare(context).cells, *validate(context).cells]
+    for cell in cells:
+        finish(context, cell, 0.3)
+    parts = [part for study in (compare, validate) for part in study(context).table(context.work.find)["sections"]]
+    ours = [
+        row[part["header"].index("softmax over")]
+        for part in parts
+        if "softmax over" in part["header"]
+        for row in part["rows"]
+        if not row[0].startswith("published")
+    ]
+    assert ours == [said] * 3, "of each seed, of the mean, and of the validation"
+
+
+def test_the_strongest_rival_is_the_strongest_of_all_that_read_no_more(context: StudyContext) -> None:
+    """HSTU-large as published reads the request's time, so it counts against PinFM with that time and not without."""
+    context.options = Options(
+        methods=("sasrec-wide-history", "sasrec-fair-history", "hstu-fair-request", "hstu-large", "pinfm-history",
+                 "pinfm-published-history", "pinfm-request"),
+        seeds=1,
+    )  # fmt: skip
+    shares = dict(zip(context.options.methods, (0.2, 0.3, 0.35, 0.4, 0.5, 0.45, 0.6), strict=True))
     plan = compare(context)
-    finish(context, plan.cells[0], 0.3)
-    notes = [note for note in plan.table(context.work.find)["notes"] if " rivals " in note]
-    assert [said in note for note in notes] == ([True] if said else [])
+    for cell in plan.cells:
+        finish(context, cell, shares[cell.method])
+    found = {one["method"]: one for one in plan.table(context.work.find)["figures"]["comparisons"]}
+    assert {name: one["against"] for name, one in found.items()} == {
+        "pinfm-history": "sasrec-fair-history",
+        "pinfm-published-history": "sasrec-fair-history",
+        "pinfm-request": "hstu-large",
+    }
+    assert found["pinfm-request"]["difference"] == pytest.approx(0.2)
 
 
 def test_what_returns_is_shown_where_the_history_stays(context: StudyContext) -> None:
@@ -245,4 +278,14 @@ def test_validate_shows_the_validation_alone(context: StudyContext) -> None:
     finish(context, plan.cells[0], 0.5)
     table = plan.table(context.work.find)
     [row] = rows_of(table, "Validation")
-    assert row[:6] == ["PinFM", "items, actions, times", "file", "0", "0.5000", "0.5000"]
+    assert row[0].startswith("PinFM, ours: HSTU layers, residual maps")
+    assert row[1:2] + row[3:8] == ["items, actions, times", "42: both inputs", "file", "0", "0.5000", "0.5000"]
+
+
+def test_only_what_the_model_reads_is_taken_out_of_a_published_ranking(context: StudyContext) -> None:
+    bench = dataclasses.replace(context.bench, max_length=200)
+    for quick, length in ((False, 200), (True, 50)):
+        options = Options(quick=quick, methods=("hstu",))
+        plan = reproduce(dataclasses.replace(context, bench=bench, options=options, is_trial=True))
+        assert {cell.protocol["filter_newest"] for cell in plan.cells} == {length}
+        assert {cell.run_config().model.max_history for cell in plan.cells} == {length}
