@@ -11,7 +11,7 @@ There are three implementations with the same results:
 
     contrastive_reference   the definition, in plain PyTorch; holds all R × M scores
     contrastive_blocked     CPU, and a GPU without Triton: some sums at a time, gradients in the same pass
-    contrastive_triton      GPU: scores exist only in registers; the backward pass computes them again
+    contrastive_triton      GPU: the same, with one kernel for everything between the matrix products
 
 Decided: the weights of pairs are an input and get no gradients. So the blocked implementation can compute the gradients
 of a block while its scores are still in the cache. This takes three matrix products instead of four.
@@ -29,10 +29,6 @@ import torch
 
 from tackboard.core.errors import DataError
 from tackboard.ops import contrastive_blocked, contrastive_reference
-
-MAX_TRITON_WIDTH = 1024
-"""Widest vectors for which the kernel's tiles fit into the registers of a GPU."""
-
 
 @dataclasses.dataclass(frozen=True)
 class OwnItems:
@@ -94,7 +90,7 @@ def contrastive_loss(
 
 def choose(hidden_RD: torch.Tensor) -> Implementation:
     """Returns the fastest implementation for these vectors."""
-    if hidden_RD.is_cuda and hidden_RD.shape[1] <= MAX_TRITON_WIDTH and find_spec("triton") is not None:
+    if hidden_RD.is_cuda and find_spec("triton") is not None:
         from tackboard.ops import contrastive_triton
 
         return contrastive_triton.contrastive_loss

@@ -14,6 +14,7 @@ Shapes: as in `contrastive`; b sums of a block.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,7 +41,7 @@ def contrastive_loss(
     own: OwnItems | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the total and the losses; see `contrastive.contrastive_loss`."""
-    total, losses_P = _Blocked.apply(hidden_RD, items_MD, log_weights_M, pairs, own)
+    total, losses_P = OnePass.apply(hidden_RD, items_MD, log_weights_M, pairs, own, _compute)
     return total, losses_P
 
 
@@ -51,7 +52,9 @@ def sums_per_block(num_items: int, device_type: str) -> int:
     return max(1, fitting)
 
 
-class _Blocked(torch.autograd.Function):
+class OnePass(torch.autograd.Function):
+    """The loss as a function of hidden vectors and items, whose gradients `compute` returns together with the losses."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -60,14 +63,15 @@ class _Blocked(torch.autograd.Function):
         log_weights_M: torch.Tensor,
         pairs: ContrastivePairs,
         own: OwnItems | None,
+        compute: Callable[..., tuple[torch.Tensor, tuple[torch.Tensor, ...]]],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         needs_gradient = any(ctx.needs_input_grad[:2])
         device_type = hidden_RD.device.type
         # Only the large products (`_product`) are computed in autocast's type.
         is_on = torch.is_autocast_enabled(device_type)
-        product_type = torch.get_autocast_dtype(device_type) if is_on else torch.float32
+        product_type = torch.get_autocast_dtype(device_type) if is_on else hidden_RD.dtype
         with torch.autocast(device_type, enabled=False):
-            losses_P, gradients = _compute(
+            losses_P, gradients = compute(
                 hidden_RD.float(),
                 items_MD.float(),
                 log_weights_M,
@@ -85,7 +89,7 @@ class _Blocked(torch.autograd.Function):
     def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden_RD, items_MD = ctx.saved_tensors
         factor = upstream[0]
-        return (hidden_RD * factor).to(ctx.dtypes[0]), (items_MD * factor).to(ctx.dtypes[1]), None, None, None
+        return (hidden_RD * factor).to(ctx.dtypes[0]), (items_MD * factor).to(ctx.dtypes[1]), *(None,) * 4
 
 
 def _compute(

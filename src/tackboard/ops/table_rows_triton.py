@@ -192,7 +192,8 @@ def update_tiles_kernel(
         total_EC = tl.zeros([ENTRIES, COLUMNS], dtype=tl.float32)
         for repeat in range(longest):
             is_added_E = is_head_E & (repeat < count_E)
-            place_E = tl.load(order + entry_E + repeat, mask=is_added_E, other=0)
+            # A masked load here does not compile with Triton 3.6, so entries that are not added read the last place.
+            place_E = tl.load(order + tl.minimum(entry_E + repeat, num_entries - 1))
             total_EC += tl.load(
                 gradient + place_E[:, None] * WIDTH + column_C[None, :],
                 mask=is_added_E[:, None] & is_column_C[None, :],

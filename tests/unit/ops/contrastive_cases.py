@@ -14,17 +14,25 @@ from tackboard.ops import contrastive_reference, contrastive_triton
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("sizes", SIZES)
 def test_equal_to_the_definition(
-    sizes: tuple[int, int, int], mode: str, is_left_out: bool, dtype: torch.dtype, device: str
+    monkeypatch: pytest.MonkeyPatch,
+    sizes: tuple[int, int, int],
+    mode: str,
+    is_left_out: bool,
+    dtype: torch.dtype,
+    device: str,
 ) -> None:
     if device == "cpu" and dtype == torch.bfloat16:
         return  # the interpreter cannot compute products of bf16
+    monkeypatch.setattr(contrastive_triton, "BLOCK", 64)  # so that a program reads several blocks
     problem = make_problem(sizes, mode, is_left_out=is_left_out, dtype=dtype, device=device)
     tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[dtype]
     exact = tuple(t.detach().float().requires_grad_() for t in problem[:2])
     fast = outcome(contrastive_triton.contrastive_loss, problem)
     slow = outcome(contrastive_reference.contrastive_loss, (*exact, *problem[2:]))
+    # With one item, the parts of a gradient cancel, and the rounding of the parts remains.
+    least = 1.0 if sizes[1] == 1 else 1e-2
     for found, expected in zip(fast, slow, strict=True):
-        assert (found - expected).abs().max() <= tolerance * expected.abs().max().clamp_min(1e-2)
+        assert (found - expected).abs().max() <= tolerance * expected.abs().max().clamp_min(least)
 
 
 def test_no_sums_and_no_negatives(device: str) -> None:

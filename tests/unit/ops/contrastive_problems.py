@@ -10,7 +10,7 @@ from torch.nn import functional
 from tackboard.ops.contrastive import ContrastivePairs, Implementation, OwnItems
 
 MODES = ["no own items", "own items", "own items before"]
-SIZES = [(133, 77, 24), (1, 1, 16), (300, 130, 64), (17, 40, 3)]
+SIZES = [(133, 77, 24), (1, 1, 16), (65, 130, 64), (17, 40, 3)]
 """Numbers of sums and items, and the width."""
 
 
