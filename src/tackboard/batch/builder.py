@@ -187,7 +187,7 @@ def _array(column: Column) -> NDArray[np.generic]:
     if column.present is not None and not column.present.all():
         raise DataError(f"a value of a feature of type {column.type} is missing", fix="define it with .fill_missing(…)")
     if column.dictionary is not None or column.fields is not None:
-        raise DataError(f"a feature of type {column.type} has no tensor", fix="use .hash_id() or .index_in(…)")
+        raise DataError(f"a feature of type {column.type} cannot become a tensor", fix="use .hash_id() or .index_in(…)")
     return column.values.astype(np.float32, copy=False) if column.values.dtype.kind == "f" else column.values
 
 

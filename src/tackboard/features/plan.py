@@ -286,7 +286,7 @@ class PlanBuilder:
         for node in inputs:
             if node.type.kind == "list" and node.shape != lists[0].shape:
                 raise TypeClash(
-                    "it is given two lists of different events", allowed="collect both from one choice of events"
+                    "it is given two lists of different events", allowed="collect both from one selection of events"
                 )
             if node.type.kind != "list" and node.level != CONSTANT:
                 raise TypeClash(
@@ -312,12 +312,12 @@ class PlanBuilder:
         if operator.name == "sequence":
             if len({node.shape for node in inputs if node.type.kind == "list"}) > 1:
                 raise TypeClash(
-                    "its columns are lists of different events", allowed="collect all of them from one choice of events"
+                    "its columns are lists of different events", allowed="collect all from one selection of events"
                 )
             type_ = operator.rule(tuple(node.type for node in inputs), params)
             return Node(operator.name, args, params, type_, _level([node.level for node in inputs]), place)
         if not inputs or inputs[0].type.kind != "view":
-            raise TypeClash("its first input is not a choice of events")
+            raise TypeClash("its first input is not a selection of events")
         level = inputs[0].level
         for position, node in enumerate(inputs[1:], 1):
             is_key = operator.name == "matching" and position == 2
@@ -378,7 +378,7 @@ class Compiler:
         node = self._builder.nodes[index]
         if node.type.kind == "view":
             raise SpecError(
-                f"feature {name} ({node.place}) is a choice of events", allowed="aggregate them: count(), collect(…)"
+                f"feature {name} ({node.place}) is a selection of events", allowed="aggregate them: count(), collect(…)"
             )
         if node.level == EVENT:
             raise SpecError(
@@ -509,7 +509,7 @@ def _constant_type(value: Any) -> FeatureType:
         return STRING
     called = getattr(value, "__name__", "") if callable(value) else ""
     if called:
-        raise TypeClash(f"{called} is an operator", fix=f'call it: {called}(…); the column is written ["{called}"]')
+        raise TypeClash(f"{called} is an operator", fix=f'call it: {called}(…), or write ["{called}"] for the column')
     raise TypeClash(
         f"{type(value).__name__} is not a value of a feature",
         allowed="give an expression, a number, a string, True or False",

@@ -3,7 +3,7 @@
 A scalar is a bool, a 64-bit int, a 64-bit float, a string, an id or a time. An id is an int64 that names something; no
 operator calculates with it. A time is in ms since 1970, UTC. The other types are vectors of fixed width (32-bit
 floats), lists of scalars, and sequences (parallel lists with one entry per event). `nullable` means that a value may be
-missing; elements of lists and vectors are never missing. A view is a choice of events, and a feature cannot be a view.
+missing; elements of lists and vectors are never missing. A view is a selection of events, and no feature is a view.
 """
 
 from __future__ import annotations

@@ -8,13 +8,14 @@ rows cost memory and time.
 The gradient of a lookup does not go to `weight.grad`. A backward pass appends the looked-up rows and their gradients to
 `HashedTables.pending`. The optimiser applies or drops them once it knows whether the step is good
 (`train.optimizers.RowWiseAdagrad`). So no sparse tensor is made. The gradient has the precision of the looked-up
-vectors. Autograd would round the gradient of a half-precision table (fp16, bf16) to half precision. Several lookups
-and several backward passes add up.
+vectors. In `weight.grad`, the gradient of a half-precision table (fp16, bf16) would be rounded to half precision. The
+gradients of several lookups and several backward passes add up.
 
-Decided: fresh rows are a function of a key and their position (`ops.fresh_rows`). The key is drawn when the table is
-made. So with the same seed a table begins with the same rows on any device, and a half-precision table begins as the
-fp32 table rounded to nearest. In training, only the optimiser changes rows. So a checkpoint stores only two kinds
-of rows: those whose Adagrad sum is not 0, and those that differed from the fresh rows when the run began.
+Decided: the fresh rows, which are the rows before training, are a function of a key and the row's position
+(`ops.fresh_rows`). The key is drawn when the table is made. So with the same seed a table begins with the same rows on
+any device, and a half-precision table begins as the fp32 table rounded to nearest. In training, only the optimiser
+changes rows. So a checkpoint stores only two kinds of rows: those whose Adagrad sum is not 0, and those that differed
+from the fresh rows when the run began.
 
 The type of the rows decides how a table is looked up. So a table that was trained in fp32 and stored in fp16 is read in
 fp16: `stored_parameters` makes the table without rows and gives it the rows of the file.

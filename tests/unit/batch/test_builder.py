@@ -105,9 +105,9 @@ def test_a_column_as_a_tensor(type_: FeatureType, values: list[Any], dtype: torc
     ("column", "got", "fix"),
     [
         (Column.of(FLOAT.with_nullable(True), [1.0, None]), "float? is missing", "fill_missing"),
-        (Column.of(STRING, ["a"]), "string has no tensor", "index_in"),
-        (Column.of(STRING.in_list(), [["a"]]), "list[string] has no tensor", "hash_id"),
-        (sequence_column(np.array([1]), item=Column.of(ID, [5])), "sequence{item: id} has no tensor", "hash_id"),
+        (Column.of(STRING, ["a"]), "string cannot become a tensor", "index_in"),
+        (Column.of(STRING.in_list(), [["a"]]), "list[string] cannot become a tensor", "hash_id"),
+        (sequence_column(np.array([1]), item=Column.of(ID, [5])), "sequence{item: id} cannot become a", "hash_id"),
     ],
 )
 def test_what_has_no_tensor_says_what_to_use(column: Column, got: str, fix: str) -> None:

@@ -197,7 +197,7 @@ def test_an_operator_that_is_nearly_right_is_suggested() -> None:
         (sequence(a=item.stock), "its column a is int?"),
         (item.tags == 3, "it is given list[id]?"),
         (Expression("log", (Expression("events"),)), "it is given events"),
-        (Expression("count", (item.price,)), "its first input is not a choice of events"),
+        (Expression("count", (item.price,)), "its first input is not a selection of events"),
         (events.collect(events.action).index_in(["a"]) // 2, "it may give missing elements"),
         (pack(events.collect(events.value.fill_missing(0.0))), "it is given list[float]"),
         (Item(price=Float(minimum=float("nan"))).price, "minimum = nan"),
@@ -233,7 +233,7 @@ def test_ranges_may_differ_and_the_same_declaration_may_repeat() -> None:
 
 def test_a_feature_is_a_value_of_a_request_or_candidate() -> None:
     assert "is a column of the events, not a value of the request" in failing(events.action).got
-    assert "is a choice of events" in failing(events.newest(3)._view).got
+    assert "is a selection of events" in failing(events.newest(3)._view).got
     for error in (failing(events.action), failing(Expression("events"))):
         assert error.got.startswith(f"feature wrong ({FILE}:") and "aggregate" in error.allowed
 
@@ -516,7 +516,7 @@ def test_a_list_that_is_cut_says_so() -> None:
     ("expression", "got", "advice"),
     [
         (item.price + events, "Events is not a value of a feature", "aggregate events: events.count()"),
-        (events.sum(events.count), "count is an operator", 'the column is written ["count"]'),
+        (events.sum(events.count), "count is an operator", 'or write ["count"] for the column'),
         (item.price + len, "len is an operator", "call it: len(…)"),
     ],
 )

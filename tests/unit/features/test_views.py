@@ -1,4 +1,4 @@
-"""Views against lists: every choice of events gives, row by row, what a loop over the events gives."""
+"""Views against lists: every selection of events gives, row by row, what a loop over the events gives."""
 
 from __future__ import annotations
 

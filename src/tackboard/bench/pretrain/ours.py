@@ -2,11 +2,11 @@
 
 The module takes a config and a source of data, and returns the figures of timed steps after some warm-up steps.
 `TimedTrainer` is the trainer of `tackboard train` with a clock around each step. A timed step lasts from the end of a
-step to the end of the next step, so it contains loading, lookup, backbone, loss, backward, both optimisers, guard and
-logging. Decided: no checkpoint is written. No timed step would contain a checkpoint, because the trainer writes
-checkpoints before the first step and after the last step. But with large tables, the checkpoints would take longer than
-all timed steps together. On a GPU the clock waits for the device only before the first timed step and after the last
-timed step.
+step to the end of the next step, so it contains loading, lookup, backbone, loss, backward, both optimisers, logging and
+the guard against bad losses and gradients. Decided: no checkpoint is written. No timed step would contain a checkpoint,
+because the trainer writes checkpoints before the first step and after the last step. But with large tables, the
+checkpoints would take longer than all timed steps together. On a GPU the clock waits for the device only before the
+first timed step and after the last timed step.
 """
 
 from __future__ import annotations

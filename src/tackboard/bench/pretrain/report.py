@@ -28,9 +28,10 @@ def report(result: Mapping[str, Any]) -> Report:
         title="Pretraining: a step beside its floor, one optimisation at a time",
         command=f"bench pretrain{command}",
         words=[
-            "A step is a step of `tackboard train`: loading, lookup, backbone, loss, backward, both optimisers, guard "
-            "and logging. Every line of a ladder adds one optimisation to the line before. All lines and the rival "
-            "took turns, each in a process of its own, and figures are medians over the rounds."
+            "A step is a step of `tackboard train`: loading, lookup, backbone, loss, backward, both optimisers, "
+            "logging and the guard against bad losses and gradients. Every line of a ladder adds one optimisation to "
+            "the line before. All lines and the rival took turns, each in a process of its own, and figures are "
+            "medians over the rounds."
         ],
         tables=tables,
         notes=[*_shares(sizes), *aim_lines(result)],
@@ -47,10 +48,11 @@ def _floor(name: str, size: Mapping[str, Any]) -> Table:
     rows.append(("total", f"{floor['total_ms']:.3f}", "", "", ""))
     words = (
         f"{size['words']}. A mean batch has N = {counts['num_events']:,} events in B = {counts['num_rows']:,} rows, "
-        f"C = {counts['causal_pairs']:,} causal pairs, A = {counts['num_predicting']:,} predicting tokens, R = "
-        f"{counts['num_sums']:,} sums, Q = {counts['num_negatives']:,} negatives, M = {counts['num_items']:,} items, "
-        f"U = {counts['num_table_rows']:,} table rows. Measured here: {floor['peak_gflop_per_s']:,.0f} GFLOP/s for a "
-        f"large product, {floor['copy_gb_per_s']:,.1f} GB/s for a large copy"
+        f"C = {counts['causal_pairs']:,} causal pairs, A = {counts['num_predicting']:,} tokens that predict, R = "
+        f"{counts['num_sums']:,} softmax sums in the loss, Q = {counts['num_negatives']:,} negatives, "
+        f"M = {counts['num_items']:,} items, U = {counts['num_table_rows']:,} table rows. "
+        f"Measured here: {floor['peak_gflop_per_s']:,.0f} GFLOP/s for a large product, "
+        f"{floor['copy_gb_per_s']:,.1f} GB/s for a large copy"
     )
     return Table(f"{name}: the floor", ("item", "ms", "GFLOP", "MB", "what is counted"), rows, words)
 

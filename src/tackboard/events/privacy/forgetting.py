@@ -103,7 +103,7 @@ def refuse_dangling(path: Path) -> None:
             raise CorruptFileError(
                 f"{link} points at {link.readlink()}, which does not exist",
                 allowed=f"existing snapshots: {', '.join(left[-5:]) or 'none'}",
-                fix=f"ln -sfn {left[-1]} {link}" if left else "import the log again, or restore it from a copy",
+                fix=f"ln -sfn {left[-1]} {link}" if left else "import the log again, or restore a copy of a snapshot",
             )
 
 

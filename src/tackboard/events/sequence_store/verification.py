@@ -1,8 +1,8 @@
 """Reads and checks everything in a store; returns counts, or raises CorruptFileError with the first damaged place.
 
-The engine checks its own data. The seal (checksum) of every block is checked when the block is read, and every chunk is
-compared with its entry in the directory. Readers and writers can continue meanwhile. A store of version 1 has no seals,
-so only values that contradict each other are found in it.
+The engine (SQLite or Redis) checks its own data. The seal (checksum) of every block is checked when the block is read,
+and every chunk is compared with its entry in the directory. Readers and writers can continue meanwhile. A store of
+version 1 has no seals, so only values that contradict each other are found in it.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ def test_a_dataset_whose_newest_snapshot_is_gone(folder: Path) -> None:
         gone.rename(folder.parent / "elsewhere")
         with pytest.raises(CorruptFileError, match=f"latest points at {gone.name}, which does not exist") as error:
             open_dataset(place)
-        assert "restore it" in error.value.fix
+        assert "restore a copy" in error.value.fix
         with pytest.raises(CorruptFileError, match="which does not exist"):
             dataset_folder(folder)
         (folder.parent / "elsewhere").rename(gone)
