@@ -181,6 +181,11 @@ def negative_log_weights(
     return drawn_M.log() - expected_M.log()
 
 
+def listed_negatives(batch: SequenceBatch, *, in_batch: bool) -> torch.Tensor | None:
+    """Returns the items that may be negatives; None means all items of the batch."""
+    return None if in_batch or len(batch.sampled) >= len(batch.item_ids) else batch.sampled
+
+
 def info_nce(
     hidden_AD: torch.Tensor,
     items_MD: torch.Tensor,
@@ -189,13 +194,15 @@ def info_nce(
     log_weights_M: torch.Tensor,
     own: OwnLists | None,
     seen_A: torch.Tensor | None = None,
+    negatives: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the weighted total of the pairs' losses, and the loss of each pair [P] without a gradient.
 
     `hidden_AD`, indexed by `pairs.tokens`, is already divided by the temperature. `own` lists the items that are no
     negatives. If `seen_A` is None, `own` comes from `same_user_items` and contains every right item. Otherwise `own`
     comes from `earlier_items`, `seen_A` is the number of events that each token has seen, and only items of these
-    events are taken out. The right item of a pair is never its own negative.
+    events are taken out. The right item of a pair is never its own negative. `negatives` lists the items that may be
+    negatives; None means all items.
     """
     if own is None or seen_A is not None:
         hidden_RD = functional.embedding(pairs.tokens, hidden_AD)
@@ -210,7 +217,7 @@ def info_nce(
     taken_out = None
     if own is not None:
         taken_out = OwnItems(own.offsets, own.items, own.groups.index_select(0, rows_R), own.places, seen_R)
-    return contrastive_loss(hidden_RD, items_MD, log_weights_M, asked, taken_out)
+    return contrastive_loss(hidden_RD, items_MD, log_weights_M, asked, taken_out, negatives)
 
 
 def next_item_loss(
@@ -351,10 +358,12 @@ def loss_of_targets(
     inverse_temperature: torch.Tensor,
     targets: Targets,
     log_weights_M: torch.Tensor,
+    negatives: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, float | torch.Tensor]]:
     """Returns the loss of all targets, and figures to log: the temperature, and each loss if there are several.
 
-    `users_AD` (the predictions of `targets.tokens`) and `items_MD` hold unit vectors.
+    `users_AD` (the predictions of `targets.tokens`) and `items_MD` hold unit vectors. `negatives` lists the items that
+    may be negatives; None means all items.
     """
     total, losses_P = info_nce(
         users_AD * inverse_temperature,
@@ -364,6 +373,7 @@ def loss_of_targets(
         log_weights_M,
         targets.own,
         targets.seen,
+        negatives,
     )
     metrics: dict[str, float | torch.Tensor] = {"temperature": 1.0 / inverse_temperature.detach()}
     if len(targets.parts) > 1:

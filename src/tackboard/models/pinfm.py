@@ -41,6 +41,7 @@ from tackboard.models.losses import (
     LossConfig,
     Targets,
     limit_temperature_,
+    listed_negatives,
     loss_of_targets,
     negative_log_weights,
     with_targets,
@@ -201,7 +202,9 @@ class PinFM(RetrievalModel):
             # The weight of padding is 0, but scores are measured against the highest score, which could be too high.
             items_MD = items_MD.masked_fill(batch.item_rows[:, :1] < 0, 0.0)
         log_weights_M = self._log_weights(batch, targets)
-        return LossOutput(*loss_of_targets(users_AD, items_MD, self._inverse_temperature(), targets, log_weights_M))
+        negatives = listed_negatives(batch, in_batch=self.config.loss.in_batch_negatives)
+        temperature = self._inverse_temperature()
+        return LossOutput(*loss_of_targets(users_AD, items_MD, temperature, targets, log_weights_M, negatives))
 
     def prepare(
         self, batch: SequenceBatch, generator: torch.Generator | None = None, *, pad: bool = False

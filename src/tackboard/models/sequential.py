@@ -55,6 +55,7 @@ from tackboard.models.losses import (
     Targets,
     info_nce,
     limit_temperature_,
+    listed_negatives,
     loss_of_targets,
     negative_log_weights,
     with_targets,
@@ -411,7 +412,9 @@ class SequentialModel(RetrievalModel):
             counts_M=targets.counts,
         )
         users_AD, items_MD = self._project(hidden_AD), self._project(items_MD)
-        total, metrics = loss_of_targets(users_AD, items_MD, log_inverse_temperature.exp(), targets, log_weights_M)
+        negatives = listed_negatives(batch, in_batch=self.config.loss.in_batch_negatives)
+        temperature = log_inverse_temperature.exp()
+        total, metrics = loss_of_targets(users_AD, items_MD, temperature, targets, log_weights_M, negatives)
         return LossOutput(total, metrics, weight)
 
     def _mixed_loss(

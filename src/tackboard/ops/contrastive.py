@@ -5,9 +5,9 @@
 The inputs are R hidden vectors, the vectors of M items, the log weight of each item as a negative, and P pairs. Each
 hidden vector has one sum over its negatives. A pair belongs to one sum and has a right item (a positive) and a weight.
 Several pairs may share a sum. The output is the weighted total of the losses, which has a gradient, and the loss of
-each pair, which has none.
+each pair, which has none. If only some items are negatives, `negatives` lists them, and no other scores are computed.
 
-There are three implementations with the same results:
+Three implementations have the same results. They get the vectors of K negatives and of the right item of each pair:
 
     contrastive_reference   the definition, in plain PyTorch; holds all R × M scores
     contrastive_blocked     CPU, and a GPU without Triton: some sums at a time, gradients in the same pass
@@ -16,7 +16,7 @@ There are three implementations with the same results:
 Decided: the weights of pairs are an input and get no gradients. So the blocked implementation can compute the gradients
 of a block while its scores are still in the cache. This takes three matrix products instead of four.
 
-Shapes: R sums, M items, D width, P pairs, G groups of own items, O own items of all groups.
+Shapes: R sums, M items, K negatives, D width, P pairs, G groups of own items, O own items of all groups.
 """
 
 from __future__ import annotations
@@ -26,16 +26,19 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 import torch
+from torch.nn import functional
 
 from tackboard.core.errors import DataError
 from tackboard.ops import contrastive_blocked, contrastive_reference
+
 
 @dataclasses.dataclass(frozen=True)
 class OwnItems:
     """Items that are not negatives of some sums, as lists per group: group g has items[offsets[g] : offsets[g + 1]].
 
     An item may occur more than once in a list. `of_sum` [R] names the group of each sum. With `places`, item o is taken
-    out of sum r only if `places[o] < seen[r]`. So the loss keeps a user's later items as negatives.
+    out of sum r only if `places[o] < seen[r]`. So the loss keeps a user's later items as negatives. Implementations get
+    positions among the K negatives instead of items; K means that the item is no negative.
     """
 
     offsets: torch.Tensor
@@ -50,7 +53,7 @@ class ContrastivePairs:
     """P pairs: pair p belongs to sum `sums[p]`, has the right item `items[p]` and the weight `weights[p]`.
 
     If `is_left_out`, there is one pair per sum in the same order, and the right item is taken out of its sum. Otherwise
-    the caller's own items contain every right item.
+    the caller's own items contain every right item. Implementations get positions among the K negatives as `items`.
     """
 
     sums: torch.Tensor
@@ -60,8 +63,10 @@ class ContrastivePairs:
 
 
 Implementation = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, ContrastivePairs, OwnItems | None], tuple[torch.Tensor, torch.Tensor]
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, ContrastivePairs, OwnItems | None],
+    tuple[torch.Tensor, torch.Tensor],
 ]
+"""Takes hidden vectors [R, D], negatives [K, D], right items [P, D], log weights [K], pairs and own items."""
 
 
 def contrastive_loss(
@@ -70,10 +75,14 @@ def contrastive_loss(
     log_weights_M: torch.Tensor,
     pairs: ContrastivePairs,
     own: OwnItems | None = None,
+    negatives: torch.Tensor | None = None,
+    implementation: Implementation | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the weighted total of the losses, and the loss of each pair [P] without a gradient.
 
-    A log weight of -inf means that the item is not a negative. If there are no negatives, the loss of a pair is 0.
+    `negatives` lists the items that are negatives; an item that occurs twice counts once. None means all items. A log
+    weight of -inf means that the item is not a negative. If there are no negatives, the loss of a pair is 0. By
+    default, the fastest implementation is used.
     """
     if hidden_RD.dim() != 2 or items_MD.dim() != 2 or hidden_RD.shape[1] != items_MD.shape[1]:
         raise DataError(
@@ -84,8 +93,21 @@ def contrastive_loss(
         raise DataError(
             f"there are {len(pairs.sums)} pairs and {len(hidden_RD)} sums", allowed="allowed: one pair per sum"
         )
-    log_weights_M = log_weights_M.clamp_min(contrastive_reference.EXCLUDED)
-    return choose(hidden_RD)(hidden_RD, items_MD, log_weights_M, pairs, own)
+    # Unlike indexing, embedding() adds up gradients in a fixed order on every device, so a resumed run repeats them.
+    rights_PD = functional.embedding(pairs.items, items_MD)
+    log_weights_K, negatives_KD = log_weights_M.clamp_min(contrastive_reference.EXCLUDED), items_MD
+    if negatives is not None:
+        numbers_K = torch.arange(len(negatives), device=negatives.device)
+        places_M = torch.full((len(items_MD),), len(negatives), device=negatives.device)
+        places_M.scatter_reduce_(0, negatives, numbers_K, "amin")
+        is_first_K = places_M.index_select(0, negatives) == numbers_K
+        log_weights_K = log_weights_K.index_select(0, negatives)
+        log_weights_K = log_weights_K.masked_fill(~is_first_K, contrastive_reference.EXCLUDED)
+        negatives_KD = functional.embedding(negatives, items_MD)
+        pairs = dataclasses.replace(pairs, items=places_M.index_select(0, pairs.items))
+        own = None if own is None else dataclasses.replace(own, items=places_M.index_select(0, own.items))
+    implementation = choose(hidden_RD) if implementation is None else implementation
+    return implementation(hidden_RD, negatives_KD, rights_PD, log_weights_K, pairs, own)
 
 
 def choose(hidden_RD: torch.Tensor) -> Implementation:

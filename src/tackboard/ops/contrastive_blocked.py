@@ -9,7 +9,7 @@ does not ask the system for new memory again and again.
 The weights of items are applied to the item vectors and not to the scores: Σ w e^s is a product of the exponentials
 with w, and the gradients use the products with w · item. This saves two passes over the scores.
 
-Shapes: as in `contrastive`; b sums of a block.
+Shapes: as in `contrastive`; b sums of a block, p pairs of a block, c own items of a block.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ MOST_CELLS = 1 << 27
 
 def contrastive_loss(
     hidden_RD: torch.Tensor,
-    items_MD: torch.Tensor,
-    log_weights_M: torch.Tensor,
+    negatives_KD: torch.Tensor,
+    rights_PD: torch.Tensor,
+    log_weights_K: torch.Tensor,
     pairs: ContrastivePairs,
     own: OwnItems | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the total and the losses; see `contrastive.contrastive_loss`."""
-    total, losses_P = OnePass.apply(hidden_RD, items_MD, log_weights_M, pairs, own, _compute)
+    """Returns the total and the losses; see `contrastive.Implementation`."""
+    total, losses_P = OnePass.apply(hidden_RD, negatives_KD, rights_PD, log_weights_K, pairs, own, _compute)
     return total, losses_P
 
 
@@ -53,75 +54,76 @@ def sums_per_block(num_items: int, device_type: str) -> int:
 
 
 class OnePass(torch.autograd.Function):
-    """The loss as a function of hidden vectors and items, whose gradients `compute` returns together with the losses."""
+    """The loss as a function of three kinds of vectors, whose gradients `compute` returns together with the losses."""
 
     @staticmethod
     def forward(
         ctx: Any,
         hidden_RD: torch.Tensor,
-        items_MD: torch.Tensor,
-        log_weights_M: torch.Tensor,
+        negatives_KD: torch.Tensor,
+        rights_PD: torch.Tensor,
+        log_weights_K: torch.Tensor,
         pairs: ContrastivePairs,
         own: OwnItems | None,
         compute: Callable[..., tuple[torch.Tensor, tuple[torch.Tensor, ...]]],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        needs_gradient = any(ctx.needs_input_grad[:2])
+        vectors = (hidden_RD, negatives_KD, rights_PD)
         device_type = hidden_RD.device.type
         # Only the large products (`_product`) are computed in autocast's type.
         is_on = torch.is_autocast_enabled(device_type)
         product_type = torch.get_autocast_dtype(device_type) if is_on else hidden_RD.dtype
         with torch.autocast(device_type, enabled=False):
             losses_P, gradients = compute(
-                hidden_RD.float(),
-                items_MD.float(),
-                log_weights_M,
+                *(tensor.float() for tensor in vectors),
+                log_weights_K.float(),
                 pairs,
                 own,
                 product_type,
-                needs_gradient=needs_gradient,
+                needs_gradient=any(ctx.needs_input_grad[:3]),
             )
         ctx.save_for_backward(*gradients)
-        ctx.dtypes = hidden_RD.dtype, items_MD.dtype
+        ctx.dtypes = [tensor.dtype for tensor in vectors]
         ctx.mark_non_differentiable(losses_P)
         return (losses_P * pairs.weights).sum(), losses_P
 
     @staticmethod
     def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        hidden_RD, items_MD = ctx.saved_tensors
         factor = upstream[0]
-        return (hidden_RD * factor).to(ctx.dtypes[0]), (items_MD * factor).to(ctx.dtypes[1]), *(None,) * 4
+        gradients = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        return (*((gradient * factor).to(dtype) for gradient, dtype in gradients), *(None,) * 4)
 
 
 def _compute(
     hidden_RD: torch.Tensor,
-    items_MD: torch.Tensor,
-    log_weights_M: torch.Tensor,
+    negatives_KD: torch.Tensor,
+    rights_PD: torch.Tensor,
+    log_weights_K: torch.Tensor,
     pairs: ContrastivePairs,
     own: OwnItems | None,
     product_type: torch.dtype,
     *,
     needs_gradient: bool,
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-    """Returns the losses [P], and the gradients of the total with respect to hidden vectors and items, in fp32."""
+    """Returns the losses [P], and the gradients of the total with respect to the three kinds of vectors, in fp32."""
     device = hidden_RD.device
-    weights_M = log_weights_M.float().exp()
-    weighted_MD = items_MD * weights_M[:, None]
-    hidden_PD, right_PD = hidden_RD.index_select(0, pairs.sums), items_MD.index_select(0, pairs.items)
-    right_P = (hidden_PD * right_PD).sum(dim=-1)
+    weights_K = log_weights_K.exp()
+    weighted_KD = negatives_KD * weights_K[:, None]
+    hidden_PD = hidden_RD.index_select(0, pairs.sums)
+    right_P = (hidden_PD * rights_PD).sum(dim=-1)
     losses_P, slopes_P = torch.empty_like(right_P), torch.empty_like(right_P)
-    hidden_gradient_RD, items_gradient_MD = torch.empty_like(hidden_RD), torch.zeros_like(items_MD)
-    num_sums, num_items = len(hidden_RD), len(items_MD)
-    step = sums_per_block(num_items, device.type)
-    buffer = torch.empty(min(step, num_sums), num_items, device=device)
+    hidden_gradient_RD, gradient_KD = torch.empty_like(hidden_RD), torch.zeros_like(negatives_KD)
+    num_sums, num_negatives = len(hidden_RD), len(negatives_KD)
+    step = sums_per_block(num_negatives, device.type)
+    buffer = torch.empty(min(step, num_sums), num_negatives, device=device)
     chosen = _pairs_of_blocks(pairs, num_sums, step)
     for number, begin in enumerate(range(0, num_sums, step)):
         block = slice(begin, min(begin + step, num_sums))
         hidden_bD = hidden_RD[block]
-        powers_bM = _product(hidden_bD, items_MD.T, product_type, out=buffer[: len(hidden_bD)])
-        _exclude(powers_bM, block, pairs, own)
-        highest_b1 = powers_bM.amax(dim=1, keepdim=True)
-        powers_bM.sub_(highest_b1).exp_()
-        sums_b = powers_bM @ weights_M
+        powers_bK = _product(hidden_bD, negatives_KD.T, product_type, out=buffer[: len(hidden_bD)])
+        _exclude(powers_bK, block, pairs, own)
+        highest_b1 = powers_bK.amax(dim=1, keepdim=True)
+        powers_bK.sub_(highest_b1).exp_()
+        sums_b = powers_bK @ weights_K
         log_sums_b = highest_b1.squeeze(1) + sums_b.log()
         own_pairs = chosen[number]
         sums_p = pairs.sums[own_pairs] - begin
@@ -131,19 +133,18 @@ def _compute(
             slopes_p = torch.sigmoid(excess_p) * pairs.weights[own_pairs]
             slopes_P[own_pairs] = slopes_p
             factor_b = torch.zeros_like(sums_b).index_add_(0, sums_p, slopes_p) / sums_b.clamp_min(1e-38)
-            gradient_bD = _product(powers_bM, weighted_MD, product_type, out=hidden_gradient_RD[block])
+            gradient_bD = _product(powers_bK, weighted_KD, product_type, out=hidden_gradient_RD[block])
             gradient_bD.mul_(factor_b[:, None])
             scaled_bD = hidden_bD * factor_b[:, None]
             if product_type == torch.float32:
-                items_gradient_MD.addmm_(powers_bM.T, scaled_bD)
+                gradient_KD.addmm_(powers_bK.T, scaled_bD)
             else:
-                items_gradient_MD += _product(powers_bM.T, scaled_bD, product_type)
+                gradient_KD += _product(powers_bK.T, scaled_bD, product_type)
     if not needs_gradient:
         return losses_P, ()
-    items_gradient_MD.mul_(weights_M[:, None])
-    hidden_gradient_RD.index_add_(0, pairs.sums, right_PD * -slopes_P[:, None])
-    items_gradient_MD.index_add_(0, pairs.items, hidden_PD * -slopes_P[:, None])
-    return losses_P, (hidden_gradient_RD, items_gradient_MD)
+    gradient_KD.mul_(weights_K[:, None])
+    hidden_gradient_RD.index_add_(0, pairs.sums, rights_PD * -slopes_P[:, None])
+    return losses_P, (hidden_gradient_RD, gradient_KD, hidden_PD * -slopes_P[:, None])
 
 
 def _product(
@@ -166,13 +167,15 @@ def _pairs_of_blocks(pairs: ContrastivePairs, num_sums: int, step: int) -> list[
     return list(order_P.split(torch.searchsorted(sorted_P, edges).diff().tolist()))
 
 
-def _exclude(scores_bM: torch.Tensor, block: slice, pairs: ContrastivePairs, own: OwnItems | None) -> None:
+def _exclude(scores_bK: torch.Tensor, block: slice, pairs: ContrastivePairs, own: OwnItems | None) -> None:
     """Writes EXCLUDED over the scores of own items and, if `pairs.is_left_out`, of each sum's positive item."""
-    num_sums, num_items = scores_bM.shape
-    flat = scores_bM.view(-1)
-    firsts_b = torch.arange(num_sums, device=flat.device) * num_items
+    num_sums, num_negatives = scores_bK.shape
+    flat = scores_bK.view(-1)
+    firsts_b = torch.arange(num_sums, device=flat.device) * num_negatives
     if pairs.is_left_out:
-        flat.index_fill_(0, firsts_b + pairs.items[block], EXCLUDED)
+        rights_b = pairs.items[block]
+        is_negative_b = rights_b < num_negatives
+        flat.index_fill_(0, (firsts_b + rights_b)[is_negative_b], EXCLUDED)
     if own is None:
         return
     groups_b = own.of_sum[block]
@@ -182,8 +185,10 @@ def _exclude(scores_bM: torch.Tensor, block: slice, pairs: ContrastivePairs, own
     num_cells = int(ends_b[-1])
     places_c = torch.arange(num_cells, device=flat.device)
     places_c += torch.repeat_interleave(begins_b - ends_b + lengths_b, lengths_b, output_size=num_cells)
-    cells_c = own.items[places_c] + torch.repeat_interleave(firsts_b, lengths_b, output_size=num_cells)
+    items_c = own.items[places_c]
+    is_out_c = items_c < num_negatives
     if own.places is not None and own.seen is not None:
         seen_c = torch.repeat_interleave(own.seen[block], lengths_b, output_size=num_cells)
-        cells_c = cells_c[own.places[places_c] < seen_c]
-    flat.index_fill_(0, cells_c, EXCLUDED)
+        is_out_c &= own.places[places_c] < seen_c
+    cells_c = items_c + torch.repeat_interleave(firsts_b, lengths_b, output_size=num_cells)
+    flat.index_fill_(0, cells_c[is_out_c], EXCLUDED)

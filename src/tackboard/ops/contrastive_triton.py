@@ -1,9 +1,9 @@
 """Computes the contrastive loss (see `contrastive`) on a GPU: matrix products by torch, everything else by one kernel.
 
-For a block of hidden vectors, a product gives the scores in fp32. A program of the kernel owns the scores of one sum. It
-takes out own items, adds the log weights, and replaces the scores by their exponentials in the type of the next two
+For a block of hidden vectors, a product gives the scores in fp32. A program of the kernel owns the scores of one sum.
+It takes out own items, adds the log weights, and replaces the scores by their exponentials in the type of the next two
 products. It also computes the losses of the sum's pairs and the factor of the sum's gradient. Then two products give
-the gradients of hidden vectors and items. So a step has three large products, and the scores of a block exist once in
+the gradients of hidden vectors and negatives. So a step has three large products, and the scores of a block exist once in
 fp32 and once in half precision, never the scores of all sums.
 
 Decided: kernels that keep the scores in registers and compute them again in the backward pass (four products) were
@@ -39,75 +39,76 @@ _EXCLUDED = tl.constexpr(EXCLUDED)
 
 def contrastive_loss(
     hidden_RD: torch.Tensor,
-    items_MD: torch.Tensor,
-    log_weights_M: torch.Tensor,
+    negatives_KD: torch.Tensor,
+    rights_PD: torch.Tensor,
+    log_weights_K: torch.Tensor,
     pairs: ContrastivePairs,
     own: OwnItems | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the total and the losses; see `contrastive.contrastive_loss`."""
-    total, losses_P = OnePass.apply(hidden_RD, items_MD, log_weights_M, pairs, own, _compute)
+    """Returns the total and the losses; see `contrastive.Implementation`."""
+    total, losses_P = OnePass.apply(hidden_RD, negatives_KD, rights_PD, log_weights_K, pairs, own, _compute)
     return total, losses_P
 
 
 def _compute(
     hidden_RD: torch.Tensor,
-    items_MD: torch.Tensor,
-    log_weights_M: torch.Tensor,
+    negatives_KD: torch.Tensor,
+    rights_PD: torch.Tensor,
+    log_weights_K: torch.Tensor,
     pairs: ContrastivePairs,
     own: OwnItems | None,
     product_type: torch.dtype,
     *,
     needs_gradient: bool,
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-    """Returns the losses [P], and the gradients of the total with respect to hidden vectors and items, in fp32."""
-    device, (num_sums, num_items) = hidden_RD.device, (len(hidden_RD), len(items_MD))
-    hidden_PD, right_PD = hidden_RD.index_select(0, pairs.sums), items_MD.index_select(0, pairs.items)
-    right_P = (hidden_PD * right_PD).sum(dim=-1)
+    """Returns the losses [P], and the gradients of the total with respect to the three kinds of vectors, in fp32."""
+    device, (num_sums, num_negatives) = hidden_RD.device, (len(hidden_RD), len(negatives_KD))
+    hidden_PD = hidden_RD.index_select(0, pairs.sums)
+    right_P = (hidden_PD * rights_PD).sum(dim=-1)
     losses_P, slopes_P = torch.zeros_like(right_P), torch.zeros_like(right_P)
-    hidden_gradient_RD, items_gradient_MD = torch.zeros_like(hidden_RD), torch.zeros_like(items_MD)
-    if not num_sums or not num_items:
-        return losses_P, (hidden_gradient_RD, items_gradient_MD)
-    largest = pairs.weights.abs().amax().clamp_min(1e-38) if len(pairs.weights) else right_P.new_ones(())
+    gradient_RD, gradient_KD = torch.zeros_like(hidden_RD), torch.zeros_like(negatives_KD)
+    if not len(pairs.sums) or not num_negatives:
+        return losses_P, (gradient_RD, gradient_KD, torch.zeros_like(rights_PD))
+    largest = pairs.weights.abs().amax().clamp_min(1e-38)
     weights_P = (pairs.weights / largest).float()
     order_P, begins = _pairs_of_sums(pairs, num_sums)
-    table = None if own is None else own_mask(own, num_items)
+    table = None if own is None else own_mask(own, num_negatives)
     table = table.view(torch.uint8) if table is not None and table.dtype == torch.bool else table
-    mode = NO_OWN if own is None else OWN if own.seen is None else OWN_BEFORE
     factors_R = torch.empty(num_sums, dtype=torch.float32, device=device)
-    typed_RD, typed_MD = hidden_RD.to(product_type), items_MD.to(product_type)
-    step = sums_per_block(num_items, device.type)
-    buffer = torch.empty(min(step, num_sums), num_items, device=device)
+    unused = factors_R
+    typed_RD, typed_KD = hidden_RD.to(product_type), negatives_KD.to(product_type)
+    step = sums_per_block(num_negatives, device.type)
+    buffer = torch.empty(min(step, num_sums), num_negatives, device=device)
     typed_buffer = torch.empty_like(buffer, dtype=product_type)
     for begin in range(0, num_sums, step):
         block = slice(begin, min(begin + step, num_sums))
-        scores_bM = _product(typed_RD[block], typed_MD.T, out=buffer[: block.stop - begin])
-        powers_bM = typed_buffer[: len(scores_bM)]
-        powers_kernel[(len(scores_bM),)](
-            scores_bM,
-            powers_bM,
-            log_weights_M.float(),
-            factors_R if table is None else table,
-            order_P if own is None else own.of_sum,
-            order_P if own is None or own.seen is None else own.seen,
+        scores_bK = _product(typed_RD[block], typed_KD.T, out=buffer[: block.stop - begin])
+        powers_bK = typed_buffer[: len(scores_bK)]
+        powers_kernel[(len(scores_bK),)](
+            scores_bK,
+            powers_bK,
+            log_weights_K,
+            unused if table is None else table,
+            unused if own is None else own.of_sum,
+            unused if own is None or own.seen is None else own.seen,
             *(pairs.items, order_P, begins, right_P, weights_P, losses_P, slopes_P, factors_R),
-            *(begin, num_items),
-            HAS_OWN=mode,
+            *(begin, num_negatives),
+            HAS_OWN=NO_OWN if own is None else OWN if own.seen is None else OWN_BEFORE,
             HAS_LEFT_OUT=pairs.is_left_out,
             BLOCK=BLOCK,
             num_warps=8,
         )
         if needs_gradient:
-            _product(powers_bM, typed_MD, out=hidden_gradient_RD[block])
+            _product(powers_bK, typed_KD, out=gradient_RD[block])
             scaled_bD = (hidden_RD[block] * factors_R[block, None]).to(product_type)
-            _add_product(items_gradient_MD, powers_bM.T, scaled_bD)
+            _add_product(gradient_KD, powers_bK.T, scaled_bD)
     if not needs_gradient:
         return losses_P, ()
-    hidden_gradient_RD.mul_(factors_R[:, None])
-    right_PD *= -slopes_P[:, None]
+    gradient_RD.mul_(factors_R[:, None])
+    gradient_PD = rights_PD * -slopes_P[:, None]
+    gradient_RD += gradient_PD if pairs.is_left_out else _summed(gradient_PD, pairs.sums, num_sums)
     hidden_PD *= -slopes_P[:, None]
-    hidden_gradient_RD += right_PD if pairs.is_left_out else _summed(right_PD, pairs.sums, num_sums)
-    items_gradient_MD += _summed(hidden_PD, pairs.items, num_items)
-    return losses_P, (hidden_gradient_RD.mul_(largest), items_gradient_MD.mul_(largest))
+    return losses_P, tuple(gradient.mul_(largest) for gradient in (gradient_RD, gradient_KD, hidden_PD))
 
 
 def _pairs_of_sums(pairs: ContrastivePairs, num_sums: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -143,24 +144,34 @@ def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -
 
 @triton.jit
 def _scores(
-    scores, log_weights, table, left_out, seen, columns, num_items, HAS_OWN: tl.constexpr, HAS_LEFT_OUT: tl.constexpr
+    scores,
+    log_weights,
+    table,
+    left_out,
+    seen,
+    columns,
+    num_negatives,
+    HAS_OWN: tl.constexpr,
+    HAS_LEFT_OUT: tl.constexpr,
 ):
     """Loads some scores of a sum, with log weights. Items that are not negatives have the score EXCLUDED."""
-    is_item = columns < num_items
-    result = tl.load(scores + columns, mask=is_item, other=0.0) + tl.load(log_weights + columns, mask=is_item, other=0.0)
+    is_inside = columns < num_negatives
+    result = tl.load(scores + columns, mask=is_inside, other=0.0) + tl.load(
+        log_weights + columns, mask=is_inside, other=0.0
+    )
     if HAS_OWN == 1:
-        result = tl.where(tl.load(table + columns, mask=is_item, other=0) != 0, _EXCLUDED, result)
+        result = tl.where(tl.load(table + columns, mask=is_inside, other=0) != 0, _EXCLUDED, result)
     if HAS_OWN == 2:
-        result = tl.where(tl.load(table + columns, mask=is_item, other=0).to(tl.int64) < seen, _EXCLUDED, result)
+        result = tl.where(tl.load(table + columns, mask=is_inside, other=0).to(tl.int64) < seen, _EXCLUDED, result)
     if HAS_LEFT_OUT:
         result = tl.where(columns == left_out, _EXCLUDED, result)
-    return tl.where(is_item, result, float("-inf"))
+    return tl.where(is_inside, result, float("-inf"))
 
 
 @triton.jit
 def powers_kernel(
     scores, powers, log_weights, table, group_of_sum, seen_of_sum, pair_items, order, begins, rights, weights,
-    losses, slopes, factors, first_sum, num_items,
+    losses, slopes, factors, first_sum, num_negatives,
     HAS_OWN: tl.constexpr, HAS_LEFT_OUT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Writes w e^(s - highest) of the negatives of one sum, the losses and slopes of its pairs, and its factor.
@@ -169,25 +180,25 @@ def powers_kernel(
     """
     row = tl.program_id(0).to(tl.int64)
     sum_number = first_sum + row
-    scores += row * num_items
-    powers += row * num_items
+    scores += row * num_negatives
+    powers += row * num_negatives
     left_out = tl.load(pair_items + sum_number) if HAS_LEFT_OUT else 0
     seen = tl.load(seen_of_sum + sum_number).to(tl.int64) if HAS_OWN == 2 else 0
     if HAS_OWN > 0:
-        table += tl.load(group_of_sum + sum_number).to(tl.int64) * num_items
+        table += tl.load(group_of_sum + sum_number).to(tl.int64) * num_negatives
     highest_in_place = tl.full([BLOCK], float("-inf"), dtype=tl.float32)
-    for first in range(0, num_items, BLOCK):
+    for first in range(0, num_negatives, BLOCK):
         columns = first + tl.arange(0, BLOCK)
-        found = _scores(scores, log_weights, table, left_out, seen, columns, num_items, HAS_OWN, HAS_LEFT_OUT)
+        found = _scores(scores, log_weights, table, left_out, seen, columns, num_negatives, HAS_OWN, HAS_LEFT_OUT)
         highest_in_place = tl.maximum(highest_in_place, found)
     highest = tl.max(highest_in_place, 0)
     total_in_place = tl.zeros([BLOCK], dtype=tl.float32)
-    for first in range(0, num_items, BLOCK):
+    for first in range(0, num_negatives, BLOCK):
         columns = first + tl.arange(0, BLOCK)
-        found = _scores(scores, log_weights, table, left_out, seen, columns, num_items, HAS_OWN, HAS_LEFT_OUT)
+        found = _scores(scores, log_weights, table, left_out, seen, columns, num_negatives, HAS_OWN, HAS_LEFT_OUT)
         power = tl.exp(found - highest)
         total_in_place += power
-        tl.store(powers + columns, power.to(powers.dtype.element_ty), mask=columns < num_items)
+        tl.store(powers + columns, power.to(powers.dtype.element_ty), mask=columns < num_negatives)
     total = tl.sum(total_in_place, 0)
     log_sum = highest + tl.log(total)
     factor = 0.0

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch.nn import functional
 
-from tackboard.ops.contrastive import ContrastivePairs, Implementation, OwnItems
+from tackboard.ops.contrastive import ContrastivePairs, Implementation, OwnItems, contrastive_loss
 
-MODES = ["no own items", "own items", "own items before"]
+MODES = ["no own items", "own items", "own items before", "listed", "own items, listed", "own items before, listed"]
 SIZES = [(133, 77, 24), (1, 1, 16), (65, 130, 64), (17, 40, 3)]
 """Numbers of sums and items, and the width."""
 
@@ -21,8 +19,11 @@ def make_problem(
     is_left_out: bool,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, ContrastivePairs, OwnItems | None]:
-    """Makes vectors, weights, pairs and own items. Some items are no negatives; some groups own nothing."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, ContrastivePairs, OwnItems | None, torch.Tensor | None]:
+    """Makes vectors, weights, pairs, own items and negatives. Some items are no negatives; some groups own nothing.
+
+    If `mode` says "listed", the negatives are a list of items; some items are listed twice.
+    """
     num_sums, num_items, width = sizes
     generator = torch.Generator().manual_seed(num_sums)
 
@@ -41,25 +42,29 @@ def make_problem(
     weights = torch.rand(num_pairs, generator=generator).to(device) / num_pairs
     pairs = ContrastivePairs(sums, whole(num_items, num_pairs), weights, is_left_out)
     own = None
-    if mode != "no own items":
+    if mode.startswith("own items"):
         num_groups = num_sums // 9 + 1
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64, device=device), whole(6, num_groups).cumsum(0)])
         own_items, of_sum = whole(num_items, int(offsets[-1])), whole(num_groups, num_sums)
         places, seen = whole(9, len(own_items)).int(), whole(9, num_sums)
-        own = OwnItems(offsets, own_items, of_sum, *((places, seen) if mode == "own items before" else ()))
-    return hidden, items, log_weights.clamp_min(-1e4), pairs, own
+        own = OwnItems(offsets, own_items, of_sum, *((places, seen) if "before" in mode else ()))
+    negatives = None
+    if mode.endswith("listed"):
+        order = torch.randperm(num_items, generator=generator)[: num_items // 2 + 1]
+        negatives = torch.cat([order, order[:2]]).to(device)
+    return hidden, items, log_weights.clamp_min(-1e4), pairs, own, negatives
 
 
-def outcome(implementation: Implementation, problem: tuple) -> list[torch.Tensor]:
+def outcome(implementation: Implementation | None, problem: tuple) -> list[torch.Tensor]:
     """Returns the total, the losses and the gradients of hidden vectors and items, in fp64."""
     hidden, items = problem[:2]
-    total, losses = implementation(*problem)
+    total, losses = contrastive_loss(*problem, implementation=implementation)
     assert not losses.requires_grad
     gradients = torch.autograd.grad(3.0 * total, [hidden, items])
     return [tensor.detach().double() for tensor in (total, losses, *gradients)]
 
 
-def require_equal(fast: Callable[..., object], slow: Callable[..., object], problem: tuple, tolerance: float) -> None:
+def require_equal(fast: Implementation, slow: Implementation, problem: tuple, tolerance: float) -> None:
     """Raises AssertionError unless all outcomes agree within `tolerance` of the largest element of each outcome."""
     names = ("total", "losses", "gradient of hidden", "gradient of items")
     for name, found, expected in zip(names, outcome(fast, problem), outcome(slow, problem), strict=True):

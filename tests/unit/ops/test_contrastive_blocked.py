@@ -7,7 +7,6 @@ import torch
 from contrastive_problems import MODES, SIZES, make_problem, outcome, require_equal
 
 from tackboard.ops import contrastive_blocked, contrastive_reference
-from tackboard.ops.contrastive import contrastive_loss
 
 
 @pytest.mark.parametrize("is_left_out", [True, False])
@@ -25,9 +24,9 @@ def test_blocks_equal_the_definition(
 
 def test_half_precision_products_stay_close() -> None:
     problem = make_problem((133, 77, 24), "own items", is_left_out=False)
-    exact = outcome(contrastive_loss, problem)
+    exact = outcome(None, problem)
     with torch.autocast("cpu", torch.bfloat16):
-        rounded = outcome(contrastive_loss, problem)
+        rounded = outcome(None, problem)
     for found, expected in zip(rounded, exact, strict=True):
         assert 0 < (found - expected).abs().max() <= 2e-2 * expected.abs().max()
 

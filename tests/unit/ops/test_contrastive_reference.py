@@ -7,14 +7,17 @@ import torch
 from contrastive_problems import make_problem
 
 from tackboard.ops import contrastive_reference
+from tackboard.ops.contrastive import contrastive_loss
 
 
 @torch.no_grad()
 def test_the_definition() -> None:
     """A loop over pairs and items, with a sum of plain exponentials."""
-    hidden, items, log_weights, pairs, own = make_problem((21, 30, 8), "own items before", is_left_out=False)
+    hidden, items, log_weights, pairs, own, _ = make_problem((21, 30, 8), "own items before", is_left_out=False)
     assert own is not None and own.places is not None and own.seen is not None
-    _, losses = contrastive_reference.contrastive_loss(hidden, items, log_weights, pairs, own)
+    _, losses = contrastive_loss(
+        hidden, items, log_weights, pairs, own, implementation=contrastive_reference.contrastive_loss
+    )
     for pair, (row, right) in enumerate(zip(pairs.sums.tolist(), pairs.items.tolist(), strict=True)):
         group = int(own.of_sum[row])
         entries = range(int(own.offsets[group]), int(own.offsets[group + 1]))

@@ -52,6 +52,8 @@ class TimedTrainer(Trainer):
         self.first_loss = float("nan")
         """Loss of the first step of training."""
         self.figures: dict[str, float] = {}
+        self.tokens_read = 0
+        """Tokens of all steps. `num_tokens` lags behind, because the trainer counts steps whose verdict it has read."""
 
     def save(self) -> None:
         """Writes nothing, see the module's docstring."""
@@ -62,6 +64,7 @@ class TimedTrainer(Trainer):
         counted = super()._one_step(data_step, batch)
         if not counted:
             return False
+        self.tokens_read += batch.num_tokens
         if self.step == 1:
             self.first_loss = self.last_loss
         if self.step == self.warmup:
@@ -102,7 +105,7 @@ class TimedTrainer(Trainer):
 
     def _usage(self) -> dict[str, float]:
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        return {"cpu_s": time.process_time(), "page_faults": faults, "tokens": self.num_tokens, "graphs": num_graphs()}
+        return {"cpu_s": time.process_time(), "page_faults": faults, "tokens": self.tokens_read, "graphs": num_graphs()}
 
     def _wait(self) -> None:
         if self.device.type == "cuda":

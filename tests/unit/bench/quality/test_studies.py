@@ -164,7 +164,9 @@ def test_every_row_says_what_its_softmax_is_over(context: StudyContext, loss: st
         for row in part["rows"]
         if not row[0].startswith("published")
     ]
-    assert ours == [said] * 3, "of each seed, of the mean, and of the validation"
+    # Rows of each seed and of the mean, under all tie rules, and the row of the validation.
+    assert len(ours) >= 3
+    assert set(ours) == {said}
 
 
 def test_the_strongest_rival_is_the_strongest_of_all_that_read_no_more(context: StudyContext) -> None:
