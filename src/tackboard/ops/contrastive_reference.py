@@ -41,7 +41,7 @@ def contrastive_loss(
 def own_mask(own: OwnItems, num_negatives: int) -> torch.Tensor:
     """Returns a table [G, K] that says whether each group has each negative (bool).
 
-    With `places`, the table holds the smallest place in the group (int32), or 2³¹ - 1 for a negative that the group lacks.
+    With `places`, the table holds the smallest place in the group (int32), or 2³¹ - 1 if the group lacks the item.
     """
     num_groups, num_own = len(own.offsets) - 1, len(own.items)
     groups_O = torch.repeat_interleave(
