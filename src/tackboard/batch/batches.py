@@ -110,6 +110,12 @@ class Batch:
         """Returns the same batch in pinned memory, from which a GPU can copy without the CPU."""
         return _mapped(self, torch.Tensor.pin_memory)
 
+    def cloned(self) -> Self:
+        """Returns the same batch with memory of its own, including its targets and padding."""
+        copied: Self = _mapped(self, torch.Tensor.clone)
+        object.__setattr__(copied, "num_examples_known", self.num_examples())
+        return copied
+
     def tensors(self) -> list[torch.Tensor]:
         """Returns every tensor of the batch; the tensors of histories come first."""
         found: list[torch.Tensor] = []

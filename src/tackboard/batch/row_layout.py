@@ -119,6 +119,11 @@ class RowLayout:
             return self
         return self.mapped(lambda packed: packed.to(device, non_blocking=True))
 
+    @property
+    def replay_key(self) -> tuple[Any, ...]:
+        """What kernels for packed rows take from the host, other than the sizes of tensors."""
+        return (self.num_rows, self.num_tokens, self.bound)
+
     def check_fits(self, max_positions: int) -> None:
         """Raises DataError if a row has more tokens than there are learned positions."""
         if self.longest > max_positions:

@@ -273,6 +273,8 @@ class Targets:
     """Where the rows of tokens lie."""
     parts: tuple[tuple[str, int], ...]
     """Name and number of pairs of each loss, in the order of the pairs."""
+    part_of_pair: torch.Tensor
+    """The number of the loss of each pair [P]. Padding has the number of losses."""
 
     def padded(self, num_items: int, event: int, row: int) -> Targets:
         """Returns the targets of a padded batch with tokens, pairs and own items of padding, which have no weight.
@@ -290,6 +292,7 @@ class Targets:
             own=None if self.own is None else self.own.padded(num_items - 1),
             seen=None if self.seen is None else pad_to(self.seen, num_tokens, 0),
             slots=None if self.slots is None else self.slots.padded(),
+            part_of_pair=pad_to(self.part_of_pair, num_pairs, len(self.parts)),
         )
 
 
@@ -342,6 +345,9 @@ def with_targets(
         slots=None if frequencies is None else frequencies.seen_slots(batch.item_rows, counts_M),
         layout=RowLayout.of_lengths(batch.lengths() + int(has_start_tokens), coarse_size if pad else int),
         parts=tuple((name, len(part)) for name, _, part in parts),
+        part_of_pair=torch.cat([torch.full((len(part),), n) for n, (_, _, part) in enumerate(parts)]).to(
+            tokens_A.device
+        ),
     )
     return batch.with_targets(targets.padded(len(batch.item_ids), num_events, num_rows) if pad else targets)
 
@@ -377,10 +383,11 @@ def loss_of_targets(
     )
     metrics: dict[str, float | torch.Tensor] = {"temperature": 1.0 / inverse_temperature.detach()}
     if len(targets.parts) > 1:
-        sizes = [size for _, size in targets.parts]
-        of_parts = losses_P[: sum(sizes)].split(sizes)
-        for (name, size), losses in zip(targets.parts, of_parts, strict=True):
-            metrics[f"loss_{name}"] = losses.sum() / max(1, size)
+        # The numbers of pairs differ from step to step. Read on the device, they may be part of a CUDA graph.
+        numbers = torch.arange(len(targets.parts), device=losses_P.device)
+        is_of_part = targets.part_of_pair == numbers[:, None]
+        means = (is_of_part * losses_P).sum(dim=1) / is_of_part.sum(dim=1).clamp_min(1)
+        metrics |= {f"loss_{name}": mean for (name, _), mean in zip(targets.parts, means, strict=True)}
     return total, metrics
 
 

@@ -49,6 +49,7 @@ from tackboard.models.losses import (
 from tackboard.models.tables import HashedTables
 from tackboard.models.targets import TokenPlaces
 from tackboard.models.time_encoding import log2_bucket
+from tackboard.ops.packed_attention import HAS_TRITON, MAX_HEAD_BYTES
 
 FREQUENCY_HASHES = 2
 """Number of hash functions of streaming frequencies. They are the hash functions of the first sub-tables."""
@@ -155,6 +156,11 @@ class PinFM(RetrievalModel):
     """See the module's docstring."""
 
     can_pad: ClassVar[bool] = True
+
+    @property
+    def can_replay(self) -> bool:
+        """Whether a step may be replayed as a CUDA graph: grids of rows differ from step to step, kernels do not."""
+        return HAS_TRITON and 4 * self.config.width // self.config.backbone.num_heads <= MAX_HEAD_BYTES
 
     def __init__(self, config: PinFMConfig, vocabulary: Vocabulary) -> None:
         super().__init__()

@@ -57,6 +57,9 @@ class TrainingConfig:
     pad_shapes: str = "auto"
     """Whether to pad batches to sizes that repeat from step to step: `on`, `off`, or `auto`, which pads if a model that
     allows it is compiled on a GPU. Padding changes no result except rounding and the numbers that dropout draws."""
+    cuda_graphs: str = "auto"
+    """Whether to record a step of each shape as a CUDA graph and replay it: `on`, `off`, or `auto`, which replays if
+    batches are padded on a GPU and the model allows it. A replayed step has the same results in the same bits."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "checkpoint_every", "validation_steps", "log_every"):
@@ -71,7 +74,7 @@ class TrainingConfig:
             )
         check(0 <= self.num_threads <= 1024, "training.num_threads", self.num_threads, "0 to 1024")
         check(self.precision in ("fp32", "bf16", "auto"), "training.precision", self.precision, "fp32, bf16, auto")
-        for name in ("compile", "pad_shapes"):
+        for name in ("compile", "pad_shapes", "cuda_graphs"):
             check(
                 getattr(self, name) in ("off", "on", "auto"), f"training.{name}", getattr(self, name), "off, on, auto"
             )

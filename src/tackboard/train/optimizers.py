@@ -14,9 +14,10 @@ Decided: table gradients are always clipped element by element before use, and d
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -230,6 +231,18 @@ class Optimizers:
         elif keep:
             self._move_dense(float(self.share))
         self.applied += keep
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Opens a context in which `step` may be recorded as part of a CUDA graph."""
+        for group in self.adamw.param_groups:
+            group["capturable"] = True
+        try:
+            yield
+        finally:
+            # Elsewhere torch would warn that steps which could be recorded are not recorded.
+            for group in self.adamw.param_groups:
+                group["capturable"] = False
 
     def _move_dense(self, share: float | torch.Tensor) -> None:
         for group in self.adamw.param_groups:

@@ -16,7 +16,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import FrameType
 from typing import Any
@@ -45,6 +45,7 @@ from tackboard.train.compilation import CompilationWatch
 from tackboard.train.config import RunConfig, config_to_json
 from tackboard.train.guard import Guard
 from tackboard.train.optimizers import Optimizers
+from tackboard.train.replay import StepReplay
 from tackboard.train.saving import Saver
 from tackboard.train.start import take_parameters
 from tackboard.train.validation import Validation, mean_loss
@@ -104,6 +105,10 @@ class Trainer:
         )
         """Whether the model has state other than its parameters, for example streaming frequencies."""
         self.optimizers = Optimizers(self.model, config.optimizer, config.training.steps, seed=config.seed)
+        self.replay: StepReplay | None = None
+        """Replays steps as CUDA graphs, or None if every step runs as usual."""
+        if shall_replay(config.training.cuda_graphs, self.model, self.device, pads=self.pads):
+            self.replay = StepReplay(self._compute, self.optimizers.recording)
         self.on_checkpoint = on_checkpoint
         self.guard = Guard(config.guard, self.device)
         tables = config.model.tables
@@ -132,7 +137,7 @@ class Trainer:
         """Whether the host reads each verdict right after its step. On a CPU this costs no waiting."""
         self._unread: list[tuple[int, int, torch.Tensor]] = []
         """Data step, number of tokens and packed verdict of each step whose verdict the host has not read yet."""
-        self._metrics: dict[str, float | torch.Tensor] = {}
+        self._metrics: Mapping[str, float | torch.Tensor] = {}
         self._logged = 0.0, 0
         """Time and number of tokens at the last line of metrics."""
         self.tokens_per_s = 0.0
@@ -250,19 +255,23 @@ class Trainer:
         for module in self.optimizers.frozen:
             module.eval()
         self.optimizers.prepare(data_step)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_half):
-            output = self.model.loss(batch)
-        output.loss.backward()
-        verdict = self.guard.judge(output.loss, self.optimizers.clip())
-        self.optimizers.step(verdict.keep)
-        self._unread.append((data_step, batch.num_tokens, verdict.packed()))
-        self._metrics = output.metrics
+        verdict, self._metrics = self._compute(batch) if self.replay is None else self.replay(batch)
+        self._unread.append((data_step, batch.num_tokens, verdict))
         self.is_compiling = False
         self._tell_recompilations()
         self.num_made += 1
         self.step += 1
         self.data_step = data_step + 1
         return self._settle() if self.reads_every_step or self._is_boundary() else True
+
+    def _compute(self, batch: Batch) -> tuple[torch.Tensor, Mapping[str, float | torch.Tensor]]:
+        """Computes the loss and its gradients, judges both and moves parameters. Returns the verdict and metrics."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_half):
+            output = self.model.loss(batch)
+        output.loss.backward()
+        verdict = self.guard.judge(output.loss, self.optimizers.clip())
+        self.optimizers.step(verdict.keep)
+        return verdict.packed(), output.metrics
 
     def _tell_recompilations(self) -> None:
         """Writes a line for each part of the model that torch has compiled again in this step, after the warm-up."""
@@ -404,6 +413,8 @@ class Trainer:
 
     def _load(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """Loads a checkpoint into this trainer; returns the checkpoint's state."""
+        if self.replay is not None:
+            self.replay.forget()  # The states of optimisers will lie elsewhere in memory.
         load_trained(checkpoint, ("dense", "tables", "optimizer"))
         path = checkpoint.path
         now = self.source.lineage()
@@ -486,6 +497,18 @@ def shall_pad(wanted: str, model: Any, device: torch.device, *, is_compiled: boo
             fix="--set training.pad_shapes=auto",
         )
     return wanted == "on" or (wanted == "auto" and can_pad and is_compiled and device.type == "cuda")
+
+
+def shall_replay(wanted: str, model: Any, device: torch.device, *, pads: bool) -> bool:
+    """Returns whether to replay steps as CUDA graphs. Raises UsageError if `training.cuda_graphs` is on in vain."""
+    can_replay = pads and device.type == "cuda" and bool(getattr(model, "can_replay", False))
+    if wanted == "on" and not can_replay:
+        raise UsageError(
+            f"training.cuda_graphs is on, but this {type(model).__name__} on {device.type} cannot replay its steps",
+            allowed="allowed: a model with can_replay = True, such as PinFM, on a GPU with padded batches",
+            fix="--set training.cuda_graphs=auto",
+        )
+    return wanted != "off" and can_replay
 
 
 def _shared_rows(hashing: HashConfig, source: SequenceSource) -> list[str]:

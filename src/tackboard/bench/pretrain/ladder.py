@@ -134,8 +134,22 @@ RUNGS = (
     ),
     Rung(
         "loss-kernel",
-        "scores of the loss only in registers",
+        "one kernel between the products of the loss",
         off=replaced("tackboard.ops.contrastive:choose", lambda _: contrastive_blocked.contrastive_loss),
+        devices=["cuda"],
+        tolerance=2e-2,
+    ),
+    Rung(
+        "negatives",
+        "scores of negatives only, not of all items of the batch",
+        off=replaced("tackboard.models.pinfm:listed_negatives", lambda *_, **__: None),
+        tolerance=2e-2,
+    ),
+    Rung(
+        "graph",
+        "steps replayed as CUDA graphs",
+        settings_off=["training.cuda_graphs=off"],
+        settings_on=["training.cuda_graphs=auto"],
         devices=["cuda"],
         tolerance=2e-2,
     ),

@@ -36,7 +36,7 @@ def test_settings_of_another_device_are_left_alone(tiny_config: RunConfig) -> No
     with ExitStack() as stack:
         assert without(tiny_config, [], "cpu", stack).training.precision == "fp32"
         assert without(tiny_config, [], "cuda", stack).training.precision == "bf16"
-    names = ["workers", "bf16", "compile", "shapes", "attention-kernel", "loss-kernel"]
+    names = ["workers", "bf16", "compile", "shapes", "attention-kernel", "loss-kernel", "negatives", "graph"]
     assert [rung.name for rung in rungs_of("cuda")] == names
 
 

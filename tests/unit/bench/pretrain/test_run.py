@@ -37,7 +37,15 @@ def test_the_bench_measures_and_reports(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(run.torch.cuda, "is_available", lambda: False)
     result = run.measure(tmp_path / "work", quick=True, overrides=["training.num_threads=1"])
     size = result["sizes"]["tiny"]
-    assert [line["name"] for line in size["ladder"]] == [BASE, "threads", "workers", "memory", "loss", "groups"]
+    assert [line["name"] for line in size["ladder"]] == [
+        BASE,
+        "threads",
+        "workers",
+        "memory",
+        "loss",
+        "groups",
+        "negatives",
+    ]
     assert len({line["last_loss"] for line in size["ladder"]}) == 1
     assert size["rival"]["is_checked"]
     assert size["floor"]["total_ms"] > 0
