@@ -45,9 +45,9 @@ from tackboard.train.compilation import CompilationWatch
 from tackboard.train.config import RunConfig, config_to_json
 from tackboard.train.guard import Guard
 from tackboard.train.optimizers import Optimizers
-from tackboard.train.replay import StepReplay
 from tackboard.train.saving import Saver
 from tackboard.train.start import take_parameters
+from tackboard.train.step_graphs import StepReplay
 from tackboard.train.validation import Validation, mean_loss
 
 ORDER_VERSION = 2
@@ -105,10 +105,8 @@ class Trainer:
         )
         """Whether the model has state other than its parameters, for example streaming frequencies."""
         self.optimizers = Optimizers(self.model, config.optimizer, config.training.steps, seed=config.seed)
-        self.replay: StepReplay | None = None
-        """Replays steps as CUDA graphs, or None if every step runs as usual."""
-        if shall_replay(config.training.cuda_graphs, self.model, self.device, pads=self.pads):
-            self.replay = StepReplay(self._compute, self.optimizers.recording)
+        is_replayed = shall_replay(config.training.cuda_graphs, self.model, self.device, pads=self.pads)
+        self.replay = StepReplay(self._compute, self.optimizers.recording) if is_replayed else None
         self.on_checkpoint = on_checkpoint
         self.guard = Guard(config.guard, self.device)
         tables = config.model.tables

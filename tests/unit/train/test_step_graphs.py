@@ -1,4 +1,4 @@
-"""The logic around CUDA graphs, with a stand-in for the graphs; tests/parity/test_replay.py replays real ones."""
+"""The logic around CUDA graphs, with a stand-in for the graphs; tests/parity/test_step_graphs.py replays real ones."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tackboard.batch.batches import Batch
 from tackboard.core.errors import UsageError
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.models.pinfm import PinFMConfig
-from tackboard.train import replay
-from tackboard.train.replay import StepReplay
+from tackboard.train import step_graphs
+from tackboard.train.step_graphs import StepReplay
 from tackboard.train.trainer import shall_replay
 
 
@@ -96,7 +96,7 @@ def test_another_shape_runs_as_usual_first_and_a_dropped_recording_begins_again(
 
 
 def test_only_so_many_shapes_are_recorded(steps: list, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "MAX_GRAPHS", 1)
+    monkeypatch.setattr(step_graphs, "MAX_GRAPHS", 1)
     run = make_replay(steps)
     for batch in (batch_of(0), batch_of(0), batch_of(1, 7), batch_of(1, 7)):
         run(batch)

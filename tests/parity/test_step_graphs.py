@@ -14,7 +14,7 @@ from tackboard.models.pinfm import PinFMConfig
 from tackboard.models.tables import TableConfig
 from tackboard.train.guard import Guard, GuardConfig
 from tackboard.train.optimizers import OptimizerConfig, Optimizers
-from tackboard.train.replay import StepReplay
+from tackboard.train.step_graphs import StepReplay
 
 
 @pytest.mark.gpu
