@@ -79,7 +79,8 @@ class RowLayout:
     block_starts: torch.Tensor
     """The place at which each block starts in its row [N]; a block without tokens starts at the end of row 0."""
     row_tiles: torch.Tensor
-    """The first tile of each row [B]. Tiles of a row are numbered by block of queries, then by block of keys."""
+    """The first tile of each row, and the number of tiles [B + 1]. Tiles of a row are numbered by block of queries,
+    then by block of keys."""
     tokens: torch.Tensor
     """The token that each cell holds [C]. C is no function of B and T, so these numbers are the last in `packed`."""
     packed: torch.Tensor
@@ -105,15 +106,13 @@ class RowLayout:
         groups, cells, tokens = _grids(offsets_np, lengths, places)
         blocks = _blocks(lengths, num_tokens)
         row_blocks = -(-lengths // BLOCK)
-        tile_ends = np.cumsum(row_blocks * (row_blocks + 1) // 2)
-        row_tiles = np.append(0, tile_ends)[: len(lengths)]
+        row_tiles = np.append(0, np.cumsum(row_blocks * (row_blocks + 1) // 2))
         parts = (offsets_np, places, cells, *blocks, row_tiles, tokens)
         longest = int(lengths.max(initial=0))
         bound = 1 << max(0, longest - 1).bit_length()
         index = _split(_joined(parts, size_of), [len(part) for part in parts])
-        num_tiles = size_of(int(tile_ends[-1]) if len(lengths) else 0)
         is_short = num_tokens < SHORT_ROWS * len(lengths)
-        return cls(len(lengths), num_tokens, longest, bound, num_tiles, is_short, groups, *index)
+        return cls(len(lengths), num_tokens, longest, bound, size_of(int(row_tiles[-1])), is_short, groups, *index)
 
     @classmethod
     def of_lengths(cls, lengths: torch.Tensor, size_of: Callable[[int], int] = int) -> RowLayout:
