@@ -32,6 +32,8 @@ GROUP_COST = 8192
 """Fixed cost of a group; the unit is the time of one attention score. Measured on a CPU with 2 heads of width 32."""
 CELL_COST = 48
 """Cost of a cell of a grid in addition to the cell's scores, in the same unit and measured in the same way."""
+SHORT_ROWS = 128
+"""Rows with fewer tokens on average are short. See `packed_attention.choose`."""
 STEPS_PER_OCTAVE = 8
 """Number of possible cuts between the lengths 2^n and 2^(n + 1), for each n; about 100 cuts at most in all."""
 
@@ -60,6 +62,10 @@ class RowLayout:
     bound: int
     """`longest` rounded up to a power of two, so that kernels see few different numbers. It is stored, because compiled
     code that computed it would be compiled again for every `longest`."""
+    num_tiles: int
+    """Number of tiles of a block of queries and a block of keys at or before it in its row, padded by `size_of`."""
+    is_short: bool
+    """Whether rows have fewer than SHORT_ROWS tokens on average. It is stored for the same reason as `bound`."""
     groups: tuple[Group, ...]
     """The grids, from short rows to long rows. Empty rows are in no grid."""
     offsets: torch.Tensor
@@ -72,6 +78,9 @@ class RowLayout:
     """The row of each block [N]. N depends only on B and T, so the last blocks may have no tokens."""
     block_starts: torch.Tensor
     """The place at which each block starts in its row [N]; a block without tokens starts at the end of row 0."""
+    row_tiles: torch.Tensor
+    """The first tile of each row, and the number of tiles [B + 1]. Tiles of a row are numbered by block of queries,
+    then by block of keys."""
     tokens: torch.Tensor
     """The token that each cell holds [C]. C is no function of B and T, so these numbers are the last in `packed`."""
     packed: torch.Tensor
@@ -81,7 +90,7 @@ class RowLayout:
     def of(cls, offsets: torch.Tensor, size_of: Callable[[int], int] = int) -> RowLayout:
         """Returns the layout of rows with these offsets [B + 1], a CPU tensor of whole numbers.
 
-        `size_of` is a function from the number of elements of `packed` to the size to which `packed` is padded.
+        `size_of` is a function from a size to the size to which it is padded. It pads `packed` and `num_tiles`.
         """
         if offsets.is_cuda:
             raise DataError("the offsets of a layout are on a GPU", fix="build the layout where the batch is built")
@@ -96,11 +105,14 @@ class RowLayout:
         places = np.arange(num_tokens) - np.repeat(offsets_np[:-1], lengths)
         groups, cells, tokens = _grids(offsets_np, lengths, places)
         blocks = _blocks(lengths, num_tokens)
-        parts = (offsets_np, places, cells, *blocks, tokens)
+        row_blocks = -(-lengths // BLOCK)
+        row_tiles = np.append(0, np.cumsum(row_blocks * (row_blocks + 1) // 2))
+        parts = (offsets_np, places, cells, *blocks, row_tiles, tokens)
         longest = int(lengths.max(initial=0))
         bound = 1 << max(0, longest - 1).bit_length()
         index = _split(_joined(parts, size_of), [len(part) for part in parts])
-        return cls(len(lengths), num_tokens, longest, bound, groups, *index)
+        is_short = num_tokens < SHORT_ROWS * len(lengths)
+        return cls(len(lengths), num_tokens, longest, bound, size_of(int(row_tiles[-1])), is_short, groups, *index)
 
     @classmethod
     def of_lengths(cls, lengths: torch.Tensor, size_of: Callable[[int], int] = int) -> RowLayout:
@@ -137,7 +149,7 @@ class RowLayout:
         return [len(getattr(self, name)) for name in INDEX_FIELDS[:-1]]
 
 
-INDEX_FIELDS = ("offsets", "places", "cells", "block_rows", "block_starts", "tokens", "packed")
+INDEX_FIELDS = ("offsets", "places", "cells", "block_rows", "block_starts", "row_tiles", "tokens", "packed")
 
 
 def cuts_of(lengths: NDArray[np.int64]) -> list[int]:

@@ -29,7 +29,7 @@ from tackboard.batch.row_layout import RowLayout
 from tackboard.core.config import check
 from tackboard.core.errors import DataError
 from tackboard.models.time_encoding import log2_boundaries
-from tackboard.ops.packed_attention import SOFTMAX, Elapsed, Weighing, packed_attention
+from tackboard.ops.packed_attention import SOFTMAX, Elapsed, Weighing, packed_attention, with_tiles
 
 ROTARY_BASE = 10_000.0
 
@@ -153,7 +153,7 @@ class LayerStack(nn.Module):
             if times_T is None:
                 raise DataError("a backbone with a time bias was given no times", fix="add history.time to `reads`")
             asked_T = times_T if query_times_T is None else query_times_T
-            elapsed = Elapsed(times_T, asked_T, self.boundaries_ms(times_T.device))
+            elapsed = with_tiles(Elapsed(times_T, asked_T, self.boundaries_ms(times_T.device)), layout)
         for layer in self.layers_in_order():
             x_TD = layer(x_TD, layout, rotation, elapsed)
         return x_TD

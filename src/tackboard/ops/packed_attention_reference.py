@@ -44,6 +44,8 @@ class Elapsed:
     """Times in ms, rising. The bucket of an elapsed time is the number of boundaries at or below it."""
     grids: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     """First cell of a grid → the grid's buckets, computed once, because all layers read the same buckets."""
+    tiles: torch.Tensor | None = None
+    """The buckets of all pairs, in the order of our kernels; see `packed_attention.with_tiles`."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,11 +5,17 @@ BLOCK tokens of one row and one head; `RowLayout` lists the blocks. Weights exis
 backward pass computes them again. The kernels are registered with torch as operations, so compiled layers may call
 them.
 
-The gradients of biases have a kernel of their own. Each program sums its part over its heads: by bucket of time in
-registers, and by distance into memory that no other program writes. PyTorch adds up the parts. So all sums have a fixed
-order, and every gradient is the same in every run. To sum by distance, a tile is turned so that its diagonals become
-columns. Buckets are summed one by one, from the least to the greatest bucket of the tile. In rows sorted by time, tiles
-far from the diagonal have few buckets.
+A bias of time needs the bucket of every pair of query and key. All heads and layers have the same buckets, so
+`bucket_tiles` computes them once per batch. A tile is one byte for each pair of a block of queries and a block of keys,
+and the tiles of a row lie in the order of its queries, then of its keys. A row of S tokens takes S² / 2 bytes: 128 MB
+for 16,000 tokens. Without tiles, each program searches the bucket of each pair again, which is several times as slow.
+
+Gradients of biases are sums over all pairs. Each program sums its part, by bucket of time in registers, and by distance
+into memory that no other program writes. PyTorch adds up the parts. So all sums have a fixed order, and every gradient
+is the same in every run. A bias of time that belongs to one head is summed where the gradient of queries is computed. A
+bias that heads share has a kernel of its own, which adds the heads up first. To sum by distance, a tile is turned so
+that its diagonals become columns. Buckets are summed one by one, from the least to the greatest bucket of the tile. In
+rows sorted by time, tiles far from the diagonal have few buckets.
 
 Shapes: T packed tokens, H heads, d width of a head, N blocks, V buckets of time, P distances, G heads with a bias of
 their own (H or 1).
@@ -19,6 +25,7 @@ their own (H or 1).
 # Arguments of kernels have no types: Triton derives them when it compiles, and they differ from call to call.
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -26,7 +33,7 @@ import triton
 import triton.language as tl
 
 from tackboard.batch.row_layout import BLOCK, RowLayout
-from tackboard.ops.packed_attention_reference import Weighing
+from tackboard.ops.packed_attention_reference import Elapsed, Weighing
 
 
 def triton_attention(
@@ -43,7 +50,9 @@ def triton_attention(
         None if position_P is None else position_P.float(),
         None if time_VG is None else time_VG.float(),
         *(part.contiguous() for part in times or (layout.offsets,) * 3),
+        elapsed.tiles if times and elapsed is not None else None,
         layout.offsets,
+        layout.row_tiles,
         layout.block_rows,
         layout.block_starts,
         weighing.pointwise_over,
@@ -52,25 +61,90 @@ def triton_attention(
     return read_THd
 
 
+def bucket_tiles(elapsed: Elapsed, layout: RowLayout) -> torch.Tensor:
+    """Returns the bucket of each pair of query and key, tile by tile. The buckets must be at most 256."""
+    return _bucket_tiles(
+        elapsed.keys_T,
+        elapsed.queries_T,
+        elapsed.boundaries,
+        layout.offsets,
+        layout.row_tiles,
+        layout.block_rows,
+        layout.block_starts,
+        layout.num_tiles,
+    )
+
+
+@triton.jit
+def _block(block_rows, block_starts, offsets):
+    """Returns the row of this program's block, the block's start in its row, and the row's first token and length."""
+    row = tl.load(block_rows + tl.program_id(0))
+    start = tl.load(block_starts + tl.program_id(0))
+    first = tl.load(offsets + row).to(tl.int64)
+    return row, start, first, (tl.load(offsets + row + 1) - first).to(tl.int32)
+
+
+@triton.jit
+def _tile(tiles, row_tiles, row, start_q, start_k, IS_TURNED: tl.constexpr, SIZE: tl.constexpr):
+    """Returns where the buckets of a tile [q, k] are stored. If `IS_TURNED`, the tile is [k, q]."""
+    number_q, numbers = tl.cast(start_q // SIZE, tl.int64), tl.arange(0, SIZE)
+    tile = tl.load(row_tiles + row) + number_q * (number_q + 1) // 2 + start_k // SIZE
+    if IS_TURNED:
+        return tiles + tile * (SIZE * SIZE) + numbers[None, :] * SIZE + numbers[:, None]
+    return tiles + tile * (SIZE * SIZE) + numbers[:, None] * SIZE + numbers[None, :]
+
+
+@triton.jit
+def _search(known, asked, boundaries, places_q, places_k, length, num_boundaries, STEPS: tl.constexpr):
+    """Returns the bucket of each pair: the number of boundaries at or below its elapsed time."""
+    asked_q = tl.load(asked + places_q, mask=places_q < length, other=0)
+    elapsed = asked_q - tl.load(known + places_k, mask=places_k < length, other=0)
+    bucket = tl.zeros(elapsed.shape, tl.int32)
+    for step in tl.static_range(STEPS):
+        following = bucket + (1 << (STEPS - 1 - step))
+        is_there = following <= num_boundaries
+        begin = tl.load(boundaries + following - 1, mask=is_there, other=0)
+        bucket = tl.where(is_there & (elapsed >= begin), following, bucket)
+    return bucket
+
+
+@triton.jit
+def tiles_kernel(
+    tiles, known, asked, boundaries, offsets, row_tiles, block_rows, block_starts, num_boundaries,
+    STEPS: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """Stores the buckets of one block of queries and all keys up to it."""
+    row, start, first, length = _block(block_rows, block_starts, offsets)
+    if start >= length:
+        return
+    numbers = tl.arange(0, SIZE)
+    places_q = (start + numbers)[:, None]
+    for begin in range(0, start + SIZE, SIZE):
+        places_k = (begin + numbers)[None, :]
+        bucket_qk = _search(
+            known + first, asked + first, boundaries, places_q, places_k, length, num_boundaries, STEPS
+        )  # fmt: skip
+        tl.store(_tile(tiles, row_tiles, row, start, begin, False, SIZE), bucket_qk.to(tl.uint8))
+
+
 @triton.jit
 def _bias(
-    position, time, boundaries, asked_q, known_k, distance_qk, group, num_groups,
-    num_distances, num_boundaries, POSITION: tl.constexpr, TIME: tl.constexpr, STEPS: tl.constexpr,
+    position, time, known, asked, boundaries, tiles, row_tiles, row, start_q, start_k, places_q, places_k, length,
+    num_distances, num_boundaries, IS_TURNED: tl.constexpr,
+    POSITION: tl.constexpr, TIME: tl.constexpr, STORED: tl.constexpr, STEPS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Returns the bias of a tile and its buckets of time."""
-    bias_qk = tl.zeros(distance_qk.shape, tl.float32)
-    bucket_qk = tl.zeros(distance_qk.shape, tl.int32)
+    """Returns the bias of a tile and its buckets of time. The places are [q, 1] and [1, k], or [1, q] and [k, 1]."""
+    bias = tl.zeros((SIZE, SIZE), tl.float32)
+    bucket = tl.zeros((SIZE, SIZE), tl.int32)
     if POSITION:
-        bias_qk += tl.load(position + tl.minimum(tl.maximum(distance_qk, 0), num_distances - 1))
+        bias += tl.load(position + tl.minimum(tl.maximum(places_q - places_k, 0), num_distances - 1))
     if TIME:
-        elapsed_qk = asked_q[:, None] - known_k[None, :]
-        for step in tl.static_range(STEPS):
-            next_qk = bucket_qk + (1 << (STEPS - 1 - step))
-            is_there = next_qk <= num_boundaries
-            begin_qk = tl.load(boundaries + next_qk - 1, mask=is_there, other=0)
-            bucket_qk = tl.where(is_there & (elapsed_qk >= begin_qk), next_qk, bucket_qk)
-        bias_qk += tl.load(time + bucket_qk * num_groups + group)
-    return bias_qk, bucket_qk
+        if STORED:
+            bucket = tl.load(_tile(tiles, row_tiles, row, start_q, start_k, IS_TURNED, SIZE)).to(tl.int32)
+        else:
+            bucket = _search(known, asked, boundaries, places_q, places_k, length, num_boundaries, STEPS)
+        bias += tl.load(time + bucket)
+    return bias, bucket
 
 
 @triton.jit
@@ -91,61 +165,67 @@ def _store(pointer, value, first, places, head, num_heads, is_there, d, WIDTH: t
 
 
 @triton.jit
-def _weights_and_slopes(scores_qk, dweights_qk, is_seen_qk, lse_q, delta_q, share, SOFTMAX: tl.constexpr):
+def _weights_and_slopes(scores, dweights, is_seen, lse, delta, share, SOFTMAX: tl.constexpr):
     """Returns the weights of a tile, and the gradient of its scores from the gradient of its weights."""
     if SOFTMAX:
-        weights_qk = tl.where(is_seen_qk, tl.exp(scores_qk - lse_q[:, None]), 0.0)
-        dscores_qk = weights_qk * (dweights_qk - delta_q[:, None])
+        weights = tl.where(is_seen, tl.exp2(scores - lse), 0.0)
+        dscores = weights * (dweights - delta)
     else:
-        gate_qk = 1.0 / (1.0 + tl.exp(-scores_qk))
-        weights_qk = tl.where(is_seen_qk, scores_qk * gate_qk * share, 0.0)
-        slope_qk = gate_qk * (1.0 + scores_qk * (1.0 - gate_qk))
-        dscores_qk = tl.where(is_seen_qk, dweights_qk * slope_qk * share, 0.0)
-    return weights_qk, dscores_qk
+        gate = 1.0 / (1.0 + tl.exp(-scores))
+        weights = tl.where(is_seen, scores * gate * share, 0.0)
+        slope = gate * (1.0 + scores * (1.0 - gate))
+        dscores = tl.where(is_seen, dweights * slope * share, 0.0)
+    return weights, dscores
+
+
+@triton.jit
+def _add_by_bucket(by_bucket, bucket, dscores, is_pair, STEPS: tl.constexpr):
+    """Adds the gradients of a tile's scores to the sums of their buckets [1 << STEPS]."""
+    least = tl.min(tl.where(is_pair, bucket, 1 << STEPS))
+    greatest = tl.max(tl.where(is_pair, bucket, 0))
+    for number in range(least, greatest + 1):
+        total = tl.sum(tl.where(bucket == number, dscores, 0.0))
+        by_bucket += tl.where(tl.arange(0, 1 << STEPS) == number, total, 0.0)
+    return by_bucket
 
 
 @triton.jit
 def forward_kernel(
-    q, k, v, read, lse, position, time, known, asked, boundaries, offsets, block_rows, block_starts,
-    q_token, q_head, k_token, k_head, v_token, v_head, num_tokens, num_heads, d, scale, share,
-    num_groups, num_distances, num_boundaries,
-    SOFTMAX: tl.constexpr, POSITION: tl.constexpr, TIME: tl.constexpr, STEPS: tl.constexpr, WIDTH: tl.constexpr,
-    SIZE: tl.constexpr, PRECISION: tl.constexpr,
+    q, k, v, read, lse,
+    position, time, known, asked, boundaries, tiles, offsets, row_tiles, block_rows, block_starts,
+    q_token, q_head, k_token, k_head, v_token, v_head, num_tokens, num_heads, d, scale, share, units,
+    num_groups, num_distances, num_boundaries, num_buckets,
+    SOFTMAX: tl.constexpr, POSITION: tl.constexpr, TIME: tl.constexpr, STORED: tl.constexpr, STEPS: tl.constexpr,
+    WIDTH: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Computes what one block of tokens reads and, for a softmax, the logarithm of the sum of exponentials [H, T]."""
+    """Computes what one block of tokens reads and, for a softmax, log2 of the sum of exponentials [H, T]."""
     head = tl.program_id(1)
-    row = tl.load(block_rows + tl.program_id(0))
-    start = tl.load(block_starts + tl.program_id(0))
-    first = tl.load(offsets + row).to(tl.int64)
-    length = (tl.load(offsets + row + 1) - first).to(tl.int32)
+    row, start, first, length = _block(block_rows, block_starts, offsets)
     if start >= length:
         return
     places_q = start + tl.arange(0, SIZE)
     is_query = places_q < length
     q_qd = _rows(q, first, places_q, head, q_token, q_head, is_query, d, WIDTH)
-    asked_q = tl.load(asked + first + places_q, mask=is_query & TIME, other=0)
-    group = head % num_groups
+    time += head % num_groups * num_buckets
     read_qd = tl.zeros((SIZE, WIDTH), tl.float32)
     most_q = tl.full((SIZE,), float("-inf"), tl.float32)
     sum_q = tl.zeros((SIZE,), tl.float32)
     for begin in range(0, start + SIZE, SIZE):
         places_k = begin + tl.arange(0, SIZE)
-        is_key = places_k < length
-        k_kd = _rows(k, first, places_k, head, k_token, k_head, is_key, d, WIDTH)
-        v_kd = _rows(v, first, places_k, head, v_token, v_head, is_key, d, WIDTH)
-        known_k = tl.load(known + first + places_k, mask=is_key & TIME, other=0)
-        distance_qk = places_q[:, None] - places_k[None, :]
-        is_seen_qk = (distance_qk >= 0) & is_key[None, :]
+        k_kd = _rows(k, first, places_k, head, k_token, k_head, places_k < length, d, WIDTH)
+        v_kd = _rows(v, first, places_k, head, v_token, v_head, places_k < length, d, WIDTH)
+        is_seen_qk = places_q[:, None] >= places_k[None, :]
         bias_qk, _ = _bias(
-            position, time, boundaries, asked_q, known_k, distance_qk, group, num_groups,
-            num_distances, num_boundaries, POSITION, TIME, STEPS,
+            position, time, known + first, asked + first, boundaries, tiles, row_tiles, row, start, begin,
+            places_q[:, None], places_k[None, :], length, num_distances, num_boundaries, False,
+            POSITION, TIME, STORED, STEPS, SIZE,
         )  # fmt: skip
-        scores_qk = tl.dot(q_qd, tl.trans(k_kd), input_precision=PRECISION) * scale + bias_qk
+        scores_qk = tl.dot(q_qd, tl.trans(k_kd), input_precision=PRECISION) * (scale * units) + bias_qk
         if SOFTMAX:
             scores_qk = tl.where(is_seen_qk, scores_qk, float("-inf"))
             higher_q = tl.maximum(most_q, tl.max(scores_qk, 1))
-            weights_qk = tl.exp(scores_qk - higher_q[:, None])
-            shrink_q = tl.exp(most_q - higher_q)
+            weights_qk = tl.exp2(scores_qk - higher_q[:, None])
+            shrink_q = tl.exp2(most_q - higher_q)
             sum_q = sum_q * shrink_q + tl.sum(weights_qk, 1)
             read_qd = read_qd * shrink_q[:, None]
             most_q = higher_q
@@ -154,101 +234,108 @@ def forward_kernel(
         read_qd += tl.dot(weights_qk.to(v_kd.dtype), v_kd, input_precision=PRECISION)
     if SOFTMAX:
         read_qd = read_qd / sum_q[:, None]
-        tl.store(lse + head.to(tl.int64) * num_tokens + first + places_q, most_q + tl.log(sum_q), mask=is_query)
+        tl.store(lse + head.to(tl.int64) * num_tokens + first + places_q, most_q + tl.log2(sum_q), mask=is_query)
     _store(read, read_qd, first, places_q, head, num_heads, is_query, d, WIDTH)
 
 
 @triton.jit
 def backward_kernel(
-    q, k, v, dread, lse, delta, dq, dk, dv, position, time, known, asked, boundaries, offsets, block_rows, block_starts,
-    q_token, q_head, k_token, k_head, v_token, v_head, num_tokens, num_heads, d, scale, share,
-    num_groups, num_distances, num_boundaries,
-    OF_QUERIES: tl.constexpr,
-    SOFTMAX: tl.constexpr, POSITION: tl.constexpr, TIME: tl.constexpr, STEPS: tl.constexpr, WIDTH: tl.constexpr,
-    SIZE: tl.constexpr, PRECISION: tl.constexpr,
+    q, k, v, dread, lse, delta, read, dq, dk, dv, dtime,
+    position, time, known, asked, boundaries, tiles, offsets, row_tiles, block_rows, block_starts,
+    q_token, q_head, k_token, k_head, v_token, v_head, num_tokens, num_heads, d, scale, share, units,
+    num_groups, num_distances, num_boundaries, num_buckets,
+    OF_QUERIES: tl.constexpr, BY_BUCKET: tl.constexpr,
+    SOFTMAX: tl.constexpr, POSITION: tl.constexpr, TIME: tl.constexpr, STORED: tl.constexpr, STEPS: tl.constexpr,
+    WIDTH: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Computes the gradient of one block of queries, or of one block of keys and values."""
+    """Computes the gradient of one block of queries, or of one block of keys and values.
+
+    Tiles are [own, other]: [q, k] for a block of queries, and [k, q] for a block of keys. The program of queries also
+    stores `delta`, which the programs of keys read later. If `BY_BUCKET`, it sums the bias's gradient of its block.
+    """
     head = tl.program_id(1)
-    row = tl.load(block_rows + tl.program_id(0))
-    start = tl.load(block_starts + tl.program_id(0))
-    first = tl.load(offsets + row).to(tl.int64)
-    length = (tl.load(offsets + row + 1) - first).to(tl.int32)
+    row, start, first, length = _block(block_rows, block_starts, offsets)
     if start >= length:
         return
     own = start + tl.arange(0, SIZE)
     is_own = own < length
-    group = head % num_groups
     lse += head.to(tl.int64) * num_tokens + first
     delta += head.to(tl.int64) * num_tokens + first
-    first_sum = tl.zeros((SIZE, WIDTH), tl.float32)
-    second_sum = tl.zeros((SIZE, WIDTH), tl.float32)
-    begin_from = 0 if OF_QUERIES else start
-    end_at = start + SIZE if OF_QUERIES else length
+    time += head % num_groups * num_buckets
+    own_sum = tl.zeros((SIZE, WIDTH), tl.float32)
+    value_sum = tl.zeros((SIZE, WIDTH), tl.float32)
+    by_bucket = tl.zeros((1 << STEPS,), tl.float32)
+    # The weights of a query beyond the row are 0, because its `lse` is infinite.
+    own_lse = tl.load(lse + own, mask=is_own & SOFTMAX & OF_QUERIES, other=float("inf"))
+    own_delta = tl.zeros((SIZE,), tl.float32)
     if OF_QUERIES:
-        q_qd = _rows(q, first, own, head, q_token, q_head, is_own, d, WIDTH)
-        dread_qd = _rows(dread, first, own, head, num_heads * d, d, is_own, d, WIDTH)
+        own_in = _rows(q, first, own, head, q_token, q_head, is_own, d, WIDTH)
+        own_out = _rows(dread, first, own, head, num_heads * d, d, is_own, d, WIDTH)
+        if SOFTMAX:
+            read_qd = _rows(read, first, own, head, num_heads * d, d, is_own, d, WIDTH)
+            own_delta = tl.sum(own_out.to(tl.float32) * read_qd.to(tl.float32), 1)
+            tl.store(delta + own, own_delta, mask=is_own)
     else:
-        k_kd = _rows(k, first, own, head, k_token, k_head, is_own, d, WIDTH)
-        v_kd = _rows(v, first, own, head, v_token, v_head, is_own, d, WIDTH)
-    for begin in range(begin_from, end_at, SIZE):
+        own_in = _rows(k, first, own, head, k_token, k_head, is_own, d, WIDTH)
+        own_out = _rows(v, first, own, head, v_token, v_head, is_own, d, WIDTH)
+    for begin in range(0 if OF_QUERIES else start, start + SIZE if OF_QUERIES else length, SIZE):
         other = begin + tl.arange(0, SIZE)
         is_other = other < length
         if OF_QUERIES:
-            k_kd = _rows(k, first, other, head, k_token, k_head, is_other, d, WIDTH)
-            v_kd = _rows(v, first, other, head, v_token, v_head, is_other, d, WIDTH)
-            places_q, is_query, places_k, is_key = own, is_own, other, is_other
+            other_in = _rows(k, first, other, head, k_token, k_head, is_other, d, WIDTH)
+            other_out = _rows(v, first, other, head, v_token, v_head, is_other, d, WIDTH)
+            start_q, start_k, places_q, places_k = start, begin, own[:, None], other[None, :]
+            lse_q, delta_q = own_lse[:, None], own_delta[:, None]
         else:
-            q_qd = _rows(q, first, other, head, q_token, q_head, is_other, d, WIDTH)
-            dread_qd = _rows(dread, first, other, head, num_heads * d, d, is_other, d, WIDTH)
-            places_q, is_query, places_k, is_key = other, is_other, own, is_own
-        asked_q = tl.load(asked + first + places_q, mask=is_query & TIME, other=0)
-        known_k = tl.load(known + first + places_k, mask=is_key & TIME, other=0)
-        lse_q = tl.load(lse + places_q, mask=is_query & SOFTMAX, other=0.0)
-        delta_q = tl.load(delta + places_q, mask=is_query & SOFTMAX, other=0.0)
-        distance_qk = places_q[:, None] - places_k[None, :]
-        is_seen_qk = (distance_qk >= 0) & is_key[None, :] & is_query[:, None]
-        bias_qk, _ = _bias(
-            position, time, boundaries, asked_q, known_k, distance_qk, group, num_groups,
-            num_distances, num_boundaries, POSITION, TIME, STEPS,
+            other_in = _rows(q, first, other, head, q_token, q_head, is_other, d, WIDTH)
+            other_out = _rows(dread, first, other, head, num_heads * d, d, is_other, d, WIDTH)
+            start_q, start_k, places_q, places_k = begin, start, other[None, :], own[:, None]
+            lse_q = tl.load(lse + other, mask=is_other & SOFTMAX, other=float("inf"))[None, :]
+            delta_q = tl.load(delta + other, mask=is_other & SOFTMAX, other=0.0)[None, :]
+        bias, bucket = _bias(
+            position, time, known + first, asked + first, boundaries, tiles, row_tiles, row, start_q, start_k,
+            places_q, places_k, length, num_distances, num_boundaries, not OF_QUERIES,
+            POSITION, TIME, STORED, STEPS, SIZE,
         )  # fmt: skip
-        scores_qk = tl.dot(q_qd, tl.trans(k_kd), input_precision=PRECISION) * scale + bias_qk
-        dweights_qk = tl.dot(dread_qd, tl.trans(v_kd), input_precision=PRECISION)
-        weights_qk, dscores_qk = _weights_and_slopes(scores_qk, dweights_qk, is_seen_qk, lse_q, delta_q, share, SOFTMAX)
-        if OF_QUERIES:
-            first_sum += tl.dot(dscores_qk.to(k_kd.dtype), k_kd, input_precision=PRECISION)
-        else:
-            first_sum += tl.dot(tl.trans(dscores_qk).to(q_qd.dtype), q_qd, input_precision=PRECISION)
-            second_sum += tl.dot(tl.trans(weights_qk).to(dread_qd.dtype), dread_qd, input_precision=PRECISION)
+        is_seen = places_q >= places_k
+        scores = tl.dot(own_in, tl.trans(other_in), input_precision=PRECISION) * (scale * units) + bias
+        dweights = tl.dot(own_out, tl.trans(other_out), input_precision=PRECISION)
+        weights, dscores = _weights_and_slopes(scores, dweights, is_seen, lse_q, delta_q, share, SOFTMAX)
+        own_sum += tl.dot(dscores.to(other_in.dtype), other_in, input_precision=PRECISION)
+        if not OF_QUERIES:
+            value_sum += tl.dot(weights.to(other_out.dtype), other_out, input_precision=PRECISION)
+        if BY_BUCKET:
+            by_bucket = _add_by_bucket(by_bucket, bucket, dscores, is_seen & (places_q < length), STEPS)
     if OF_QUERIES:
-        _store(dq, first_sum * scale, first, own, head, num_heads, is_own, d, WIDTH)
+        _store(dq, own_sum * scale, first, own, head, num_heads, is_own, d, WIDTH)
     else:
-        _store(dk, first_sum * scale, first, own, head, num_heads, is_own, d, WIDTH)
-        _store(dv, second_sum, first, own, head, num_heads, is_own, d, WIDTH)
+        _store(dk, own_sum * scale, first, own, head, num_heads, is_own, d, WIDTH)
+        _store(dv, value_sum, first, own, head, num_heads, is_own, d, WIDTH)
+    if BY_BUCKET:
+        buckets = tl.arange(0, 1 << STEPS)
+        program = tl.program_id(0).to(tl.int64) * num_heads + head
+        tl.store(dtime + program * num_buckets + buckets, by_bucket, mask=buckets < num_buckets)
 
 
 @triton.jit
 def bias_kernel(
-    q, k, v, dread, lse, delta, dposition, dtime, position, time, known, asked, boundaries,
-    offsets, block_rows, block_starts,
-    q_token, q_head, k_token, k_head, v_token, v_head, num_tokens, num_heads, d, scale, share,
+    q, k, v, dread, lse, delta, dposition, dtime,
+    position, time, known, asked, boundaries, tiles, offsets, row_tiles, block_rows, block_starts,
+    q_token, q_head, k_token, k_head, v_token, v_head, num_tokens, num_heads, d, scale, share, units,
     num_groups, num_distances, num_boundaries, num_buckets, bound,
-    SOFTMAX: tl.constexpr, POSITION: tl.constexpr, TIME: tl.constexpr, STEPS: tl.constexpr, WIDTH: tl.constexpr,
-    SIZE: tl.constexpr, PRECISION: tl.constexpr,
+    SOFTMAX: tl.constexpr, POSITION: tl.constexpr, TIME: tl.constexpr, STORED: tl.constexpr, STEPS: tl.constexpr,
+    WIDTH: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Computes what one block of queries adds to the gradients of biases by distance and by bucket [N × G, …]."""
     group = tl.program_id(1)
     program = tl.program_id(0).to(tl.int64) * num_groups + group
-    row = tl.load(block_rows + tl.program_id(0))
-    start = tl.load(block_starts + tl.program_id(0))
-    first = tl.load(offsets + row).to(tl.int64)
-    length = (tl.load(offsets + row + 1) - first).to(tl.int32)
+    row, start, first, length = _block(block_rows, block_starts, offsets)
     if start >= length:
         return
     numbers = tl.arange(0, SIZE)
     places_q = start + numbers
     is_query = places_q < length
-    asked_q = tl.load(asked + first + places_q, mask=is_query & TIME, other=0)
-    buckets = tl.arange(0, 1 << STEPS)
+    time += group * num_buckets
     by_bucket = tl.zeros((1 << STEPS,), tl.float32)
     left_over = tl.zeros((SIZE,), tl.float32)
     # The pairs in column c of a turned tile have the distance start - begin + c; if not `is_near`, it is SIZE less.
@@ -257,12 +344,11 @@ def bias_kernel(
     for begin in range(0, start + SIZE, SIZE):
         places_k = begin + numbers
         is_key = places_k < length
-        known_k = tl.load(known + first + places_k, mask=is_key & TIME, other=0)
-        distance_qk = places_q[:, None] - places_k[None, :]
-        is_seen_qk = (distance_qk >= 0) & is_key[None, :] & is_query[:, None]
+        is_seen_qk = (places_q[:, None] >= places_k[None, :]) & is_query[:, None]
         bias_qk, bucket_qk = _bias(
-            position, time, boundaries, asked_q, known_k, distance_qk, group, num_groups,
-            num_distances, num_boundaries, POSITION, TIME, STEPS,
+            position, time, known + first, asked + first, boundaries, tiles, row_tiles, row, start, begin,
+            places_q[:, None], places_k[None, :], length, num_distances, num_boundaries, False,
+            POSITION, TIME, STORED, STEPS, SIZE,
         )  # fmt: skip
         sum_qk = tl.zeros((SIZE, SIZE), tl.float32)
         for head in range(group, num_heads, num_groups):
@@ -271,18 +357,16 @@ def bias_kernel(
             k_kd = _rows(k, first, places_k, head, k_token, k_head, is_key, d, WIDTH)
             v_kd = _rows(v, first, places_k, head, v_token, v_head, is_key, d, WIDTH)
             of_head = tl.cast(head, tl.int64) * num_tokens + first
-            lse_q = tl.load(lse + of_head + places_q, mask=is_query & SOFTMAX, other=0.0)
+            lse_q = tl.load(lse + of_head + places_q, mask=is_query & SOFTMAX, other=float("inf"))
             delta_q = tl.load(delta + of_head + places_q, mask=is_query & SOFTMAX, other=0.0)
-            scores_qk = tl.dot(q_qd, tl.trans(k_kd), input_precision=PRECISION) * scale + bias_qk
+            scores_qk = tl.dot(q_qd, tl.trans(k_kd), input_precision=PRECISION) * (scale * units) + bias_qk
             dweights_qk = tl.dot(dread_qd, tl.trans(v_kd), input_precision=PRECISION)
-            _, dscores_qk = _weights_and_slopes(scores_qk, dweights_qk, is_seen_qk, lse_q, delta_q, share, SOFTMAX)
+            _, dscores_qk = _weights_and_slopes(
+                scores_qk, dweights_qk, is_seen_qk, lse_q[:, None], delta_q[:, None], share, SOFTMAX
+            )  # fmt: skip
             sum_qk += dscores_qk
         if TIME:
-            least = tl.min(tl.min(tl.where(is_seen_qk, bucket_qk, 1 << STEPS), 1), 0)
-            greatest = tl.max(tl.max(tl.where(is_seen_qk, bucket_qk, 0), 1), 0)
-            for bucket in range(least, greatest + 1):
-                total = tl.sum(tl.sum(tl.where(bucket_qk == bucket, sum_qk, 0.0), 1), 0)
-                by_bucket += tl.where(buckets == bucket, total, 0.0)
+            by_bucket = _add_by_bucket(by_bucket, bucket_qk, sum_qk, is_seen_qk, STEPS)
         if POSITION:
             turned_qc = tl.gather(sum_qk, turned, 1)
             by_distance = left_over + tl.sum(tl.where(is_near, turned_qc, 0.0), 0)
@@ -290,7 +374,33 @@ def bias_kernel(
             far = start - begin + numbers
             tl.store(dposition + program * bound + far, by_distance, mask=far < bound)
     if TIME:
+        buckets = tl.arange(0, 1 << STEPS)
         tl.store(dtime + program * num_buckets + buckets, by_bucket, mask=buckets < num_buckets)
+
+
+@torch.library.custom_op("tackboard::bucket_tiles", mutates_args=())
+def _bucket_tiles(
+    keys_T: torch.Tensor,
+    queries_T: torch.Tensor,
+    boundaries: torch.Tensor,
+    offsets: torch.Tensor,
+    row_tiles: torch.Tensor,
+    block_rows: torch.Tensor,
+    block_starts: torch.Tensor,
+    num_tiles: int,
+) -> torch.Tensor:
+    tiles = keys_T.new_empty(num_tiles * BLOCK * BLOCK, dtype=torch.uint8)
+    known = (keys_T.contiguous(), queries_T.contiguous(), boundaries.contiguous())
+    steps = len(boundaries).bit_length()
+    tiles_kernel[(len(block_rows),)](
+        tiles, *known, offsets, row_tiles, block_rows, block_starts, len(boundaries), STEPS=steps, SIZE=BLOCK
+    )
+    return tiles
+
+
+@_bucket_tiles.register_fake
+def _(keys_T: torch.Tensor, *others: Any) -> torch.Tensor:
+    return keys_T.new_empty(others[-1] * BLOCK * BLOCK, dtype=torch.uint8)
 
 
 @torch.library.custom_op("tackboard::packed_attention", mutates_args=())
@@ -303,18 +413,20 @@ def _forward(
     keys_T: torch.Tensor,
     queries_T: torch.Tensor,
     boundaries: torch.Tensor,
+    tiles: torch.Tensor | None,
     offsets: torch.Tensor,
+    row_tiles: torch.Tensor,
     block_rows: torch.Tensor,
     block_starts: torch.Tensor,
     pointwise_over: int,
     bound: int,  # noqa: ARG001 (the backward pass needs it)
 ) -> tuple[torch.Tensor, torch.Tensor]:
     read_THd, lse_HT = _empty_results(q_THd, pointwise_over)
-    settings, sizes = _settings(q_THd, position_P, time_VG, boundaries, pointwise_over)
+    settings, sizes, tables = _settings(q_THd, position_P, time_VG, boundaries, tiles, pointwise_over)
     forward_kernel[(len(block_rows), q_THd.shape[1])](
         *(q_THd, k_THd, v_THd, read_THd, lse_HT),
-        *_tables(q_THd, position_P, time_VG),
-        *(keys_T, queries_T, boundaries, offsets, block_rows, block_starts),
+        *(*tables, keys_T, queries_T, boundaries, offsets if tiles is None else tiles),
+        *(offsets, row_tiles, block_rows, block_starts),
         *_strides(q_THd, k_THd, v_THd),
         *sizes,
         **settings,
@@ -337,38 +449,40 @@ def _backward(
     keys_T: torch.Tensor,
     queries_T: torch.Tensor,
     boundaries: torch.Tensor,
+    tiles: torch.Tensor | None,
     offsets: torch.Tensor,
+    row_tiles: torch.Tensor,
     block_rows: torch.Tensor,
     block_starts: torch.Tensor,
     pointwise_over: int,
     bound: int,
+    read_THd: torch.Tensor,
     lse_HT: torch.Tensor,
-    delta_HT: torch.Tensor,
     dread_THd: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     gradients = _empty_gradients(q_THd, position_P, time_VG)
     num_blocks, num_heads = len(block_rows), q_THd.shape[1]
-    settings, sizes = _settings(q_THd, position_P, time_VG, boundaries, pointwise_over)
-    known = (keys_T, queries_T, boundaries, offsets, block_rows, block_starts)
-    tables, strides = _tables(q_THd, position_P, time_VG), _strides(q_THd, k_THd, v_THd)
-    inputs = (q_THd, k_THd, v_THd, dread_THd, lse_HT, delta_HT)
-    for of_queries in (True, False):
-        backward_kernel[(num_blocks, num_heads)](
-            *inputs, *gradients[:3], *tables, *known, *strides, *sizes, OF_QUERIES=of_queries, **settings
-        )
-    if position_P is None and time_VG is None:
-        return gradients
+    settings, sizes, tables = _settings(q_THd, position_P, time_VG, boundaries, tiles, pointwise_over)
+    known: tuple[Any, ...] = (*tables, keys_T, queries_T, boundaries, offsets if tiles is None else tiles)
+    known = (*known, offsets, row_tiles, block_rows, block_starts, *_strides(q_THd, k_THd, v_THd), *sizes)
+    inputs = (q_THd, k_THd, v_THd, dread_THd, lse_HT, torch.empty_like(lse_HT))
     num_groups, num_buckets = (1, 0) if time_VG is None else (time_VG.shape[1], time_VG.shape[0])
-    reach = bound if position_P is not None else 0
-    by_distance = lse_HT.new_zeros(num_blocks * num_groups, reach)
     by_bucket = lse_HT.new_zeros(num_blocks, num_groups, num_buckets)
-    bias_kernel[(num_blocks, num_groups)](
-        *inputs, by_distance, by_bucket, *tables, *known, *strides, *sizes, num_buckets, reach, **settings
-    )
-    if position_P is not None:
-        total, last = by_distance.sum(0), len(position_P) - 1
-        gradients[3][: min(last, reach)] = total[:last]
-        gradients[3][last] = total[last:].sum()
+    # Where a bias belongs to one head, the program of queries sums its gradient. Else the sum over heads comes first.
+    is_summed = time_VG is not None and position_P is None and num_groups == num_heads
+    for of_queries in (True, False):
+        constants = {"OF_QUERIES": of_queries, "BY_BUCKET": is_summed and of_queries}
+        backward_kernel[(num_blocks, num_heads)](
+            *inputs, read_THd, *gradients[:3], by_bucket, *known, **constants, **settings
+        )
+    if position_P is not None or (time_VG is not None and not is_summed):
+        reach = bound if position_P is not None else 0
+        by_distance = lse_HT.new_zeros(num_blocks * num_groups, reach)
+        bias_kernel[(num_blocks, num_groups)](*inputs, by_distance, by_bucket, *known, reach, **settings)
+        if position_P is not None:
+            total, last = by_distance.sum(0), len(position_P) - 1
+            gradients[3][: min(last, reach)] = total[:last]
+            gradients[3][last] = total[last:].sum()
     if time_VG is not None:
         gradients[4].copy_(by_bucket.sum(0).T)
     return gradients
@@ -386,12 +500,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.T
 
 def _differentiate(ctx: Any, dread_THd: torch.Tensor, _dlse: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     *inputs, read_THd, lse_HT = ctx.saved_tensors
-    delta_HT = lse_HT  # Without a softmax, neither of these two tensors is read.
-    if not ctx.numbers[0]:
-        delta_HT = (dread_THd.float() * read_THd.float()).sum(-1).T.contiguous()
-    found = _backward(*inputs, *ctx.numbers, lse_HT, delta_HT, dread_THd.contiguous())
+    found = _backward(*inputs, *ctx.numbers, read_THd, lse_HT, dread_THd.contiguous())
     dposition, dtime = (None if given is None else one for given, one in zip(inputs[3:5], found[3:], strict=True))
-    return (*found[:3], dposition, dtime, *(None,) * 8)
+    return (*found[:3], dposition, dtime, *(None,) * 10)
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
@@ -413,13 +524,6 @@ def _empty_gradients(
     return dq, dk, dv, dposition, dtime
 
 
-def _tables(
-    q_THd: torch.Tensor, position_P: torch.Tensor | None, time_VG: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the tables of biases. A missing table is never read, so any tensor may stand for it."""
-    return q_THd if position_P is None else position_P.contiguous(), q_THd if time_VG is None else time_VG.contiguous()
-
-
 def _strides(*parts: torch.Tensor) -> list[int]:
     return [stride for part in parts for stride in part.stride()[:2]]
 
@@ -435,22 +539,34 @@ def _settings(
     position_P: torch.Tensor | None,
     time_VG: torch.Tensor | None,
     boundaries: torch.Tensor,
+    tiles: torch.Tensor | None,
     pointwise_over: int,
-) -> tuple[dict[str, Any], tuple[float, ...]]:
-    """Returns the constants of the kernels and the numbers that all of them take."""
+) -> tuple[dict[str, Any], tuple[float, ...], tuple[torch.Tensor, torch.Tensor]]:
+    """Returns the constants of the kernels, the numbers that all of them take, and the tables of biases.
+
+    A softmax is computed with powers of 2, so its scores and biases are in units of log 2. Buckets of one head are next
+    to each other in memory, so that few lines of the cache hold them. A missing table is never read, so any tensor may
+    stand for it.
+    """
     num_tokens, num_heads, d = q_THd.shape
     width = max(16, triton.next_power_of_2(d))
     settings = {
         "SOFTMAX": not pointwise_over,
         "POSITION": position_P is not None,
         "TIME": time_VG is not None,
+        "STORED": time_VG is not None and tiles is not None,
         "STEPS": len(boundaries).bit_length() if time_VG is not None else 0,
         "WIDTH": width,
         "SIZE": BLOCK,
         "PRECISION": "ieee",
         **launch_options(width, q_THd.element_size()),
     }
-    scale, share = (1.0, 1.0 / pointwise_over) if pointwise_over else (d**-0.5, 1.0)
-    num_groups = 1 if time_VG is None else time_VG.shape[1]
+    scale, share, units = (1.0, 1.0 / pointwise_over, 1.0) if pointwise_over else (d**-0.5, 1.0, math.log2(math.e))
+    num_buckets, num_groups = (0, 1) if time_VG is None else time_VG.shape
     num_distances = 1 if position_P is None else len(position_P)
-    return settings, (num_tokens, num_heads, d, scale, share, num_groups, num_distances, len(boundaries))
+    tables = (
+        q_THd if position_P is None else position_P.contiguous() * units,
+        q_THd if time_VG is None else time_VG.T.contiguous() * units,
+    )
+    counts = (num_groups, num_distances, len(boundaries), num_buckets)
+    return settings, (num_tokens, num_heads, d, scale, share, units, *counts), tables

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tackboard.batch.row_layout import BLOCK, CELL_COST, GROUP_COST, INDEX_FIELDS, RowLayout, cuts_of
+from tackboard.batch.row_layout import BLOCK, CELL_COST, GROUP_COST, INDEX_FIELDS, SHORT_ROWS, RowLayout, cuts_of
 from tackboard.core.errors import DataError
 
 LENGTHS = st.lists(st.one_of(st.integers(0, 12), st.integers(0, 300)), max_size=40)
@@ -41,6 +41,14 @@ def test_every_token_has_its_place_its_cell_and_its_block(lengths: list[int]) ->
     ]
     assert sorted(covered) == [(row, place) for row, length in enumerate(lengths) for place in range(length)]
     assert len(layout.block_rows) == sum(lengths) // BLOCK + len(lengths)
+    blocks = [-(-length // BLOCK) for length in lengths]
+    tiles = [
+        first + tile
+        for first, n in zip(layout.row_tiles.tolist()[:-1], blocks, strict=True)
+        for tile in range(n * (n + 1) // 2)
+    ]
+    assert tiles == list(range(layout.num_tiles)) == list(range(int(layout.row_tiles[-1])))
+    assert layout.is_short == (bool(lengths) and sum(lengths) / len(lengths) < SHORT_ROWS)
 
 
 @settings(max_examples=30, deadline=None)
@@ -70,7 +78,7 @@ def test_groups_leave_little_padding() -> None:
 def test_one_copy_moves_all_tensors() -> None:
     layout = RowLayout.of(torch.tensor([0, 3, 3, 5]))
     moved = layout.to("meta")
-    for name in ("offsets", "places", "cells", "tokens", "block_rows", "block_starts"):
+    for name in ("offsets", "places", "cells", "tokens", "block_rows", "block_starts", "row_tiles"):
         part = getattr(moved, name)
         assert part.is_meta and part.shape == getattr(layout, name).shape
         assert getattr(layout, name).data_ptr() % 16 == layout.packed.data_ptr() % 16
@@ -109,4 +117,4 @@ def test_positions_in_the_packed_tensor_depend_on_rows_and_tokens_alone() -> Non
     assert len(layouts[0].tokens) > len(layouts[1].tokens)
     for name in INDEX_FIELDS:
         assert len({getattr(layout, name).storage_offset() for layout in layouts}) == 1, name
-    assert {len(layout.packed) for layout in layouts} == {128}
+    assert {len(layout.packed) for layout in layouts} == {layout.num_tiles for layout in layouts} == {128}

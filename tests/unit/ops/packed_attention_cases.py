@@ -11,15 +11,19 @@ from tackboard.batch import row_layout
 from tackboard.batch.row_layout import RowLayout
 from tackboard.ops import packed_attention_triton as kernels
 from tackboard.ops.packed_attention_reference import Elapsed, Weighing, grouped_attention
-from tackboard.ops.packed_attention_triton import triton_attention
+from tackboard.ops.packed_attention_triton import bucket_tiles, triton_attention
 
 SETTINGS = ("softmax", "softmax, time", "softmax, position", "pointwise", "pointwise, time, position")
+"""Buckets of time are stored in tiles, as in the models."""
+SEARCHED = ("softmax, searched time", "pointwise, searched time, position")
+"""Each program searches the buckets that it needs."""
 SHORT = ((5, 0, 1, 70, 64), 2, 24)
 LONG = ((512, 0, 1), 1, 16)
 CASES = [
     *((setting, SHORT, dtype) for setting in SETTINGS for dtype in (torch.float32, torch.float16)),
     *((setting, LONG, torch.float32) for setting in SETTINGS),
     *((setting, LONG, torch.float16) for setting in SETTINGS[1::3]),
+    *((setting, SHORT, torch.float32) for setting in SEARCHED),
 ]
 BOUNDARIES = torch.tensor([1_000, 3_000, 10_000, 60_000, 3_600_000, 86_400_000])
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -28,6 +32,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 def weighing_of(setting: str, num_heads: int, lengths: tuple[int, ...], device: str) -> Weighing:
     """A bias for each head with a softmax, one bias for all heads without, as in the models."""
+    layout = RowLayout.of_lengths(torch.tensor(lengths)).to(device)
     torch.manual_seed(1)
     pointwise = 50 if "pointwise" in setting else 0
     position = torch.randn(40, device=device).requires_grad_() if "position" in setting else None
@@ -35,6 +40,8 @@ def weighing_of(setting: str, num_heads: int, lengths: tuple[int, ...], device: 
         return Weighing(pointwise, position)
     times = torch.cat([torch.randint(-20_000, 3_000_000, (length,)).cumsum(0) for length in lengths])
     elapsed = Elapsed(times.to(device), (times + 5_000).to(device), BOUNDARIES.to(device))
+    if "searched" not in setting:
+        elapsed = dataclasses.replace(elapsed, tiles=bucket_tiles(elapsed, layout))
     groups = 1 if pointwise else num_heads
     bias = torch.randn(len(BOUNDARIES) + 1, groups, device=device).requires_grad_()
     return Weighing(pointwise, position, bias, elapsed)

@@ -12,16 +12,25 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.varlen import varlen_attn
 
-from tackboard.batch.row_layout import RowLayout
+from tackboard.batch.row_layout import BLOCK, SHORT_ROWS, RowLayout
 from tackboard.core.errors import DataError
 from tackboard.ops import packed_attention as module
 from tackboard.ops import packed_attention_reference
-from tackboard.ops.packed_attention import Elapsed, Weighing, choose, packed_attention, varlen_attention
+from tackboard.ops.packed_attention import (
+    Elapsed,
+    Weighing,
+    choose,
+    packed_attention,
+    varlen_attention,
+    with_tiles,
+)
 
 BIASED = Weighing(
     time_bias_VH=torch.zeros(3, 2),
     elapsed=Elapsed(torch.zeros(9), torch.zeros(9), torch.tensor([1, 2])),
 )
+LONG = RowLayout.of(torch.tensor([0, SHORT_ROWS]))
+SHORT = RowLayout.of(torch.tensor([0, SHORT_ROWS, 2 * SHORT_ROWS - 1]))
 
 
 def on_fake_gpu(dtype: torch.dtype, width: int = 16) -> torch.Tensor:
@@ -44,15 +53,40 @@ def on_fake_gpu(dtype: torch.dtype, width: int = 16) -> torch.Tensor:
     ],
 )
 def test_the_way_on_a_gpu(dtype: torch.dtype, weighing: Weighing, width: int, expected: str) -> None:
-    assert choose(on_fake_gpu(dtype, width), weighing) == expected
+    assert choose(on_fake_gpu(dtype, width), LONG, weighing) == expected
+    assert choose(on_fake_gpu(dtype, width), SHORT, weighing) == expected.replace("varlen", "triton")
+
+
+def test_short_rows_take_varlen_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HAS_TRITON", False)
+    assert choose(on_fake_gpu(torch.bfloat16), SHORT, Weighing()) == "varlen"
+
+
+def test_buckets_are_stored_where_kernels_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not on a CPU, not without Triton, not if they take too much memory, and not if a byte is too small for them."""
+    pytest.importorskip("triton", reason="Triton is in the dev group of the install")
+    layout = RowLayout.of_lengths(torch.tensor([BLOCK + 1, 0, 3]))
+    on_cpu = Elapsed(torch.zeros(68), torch.zeros(68), torch.arange(255))
+    assert with_tiles(on_cpu, layout) is on_cpu
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        times = torch.empty(68, dtype=torch.int64, device="cuda")
+        few, many = (Elapsed(times, times, torch.empty(n, dtype=torch.int64, device="cuda")) for n in (255, 256))
+        tiles = with_tiles(few, layout).tiles
+        assert tiles is not None and (tiles.dtype, len(tiles)) == (torch.uint8, 4 * BLOCK * BLOCK)
+        assert with_tiles(many, layout) is many
+        monkeypatch.setattr(module, "MAX_TILE_BYTES", 4 * BLOCK * BLOCK - 1)
+        assert with_tiles(few, layout) is few
+        monkeypatch.undo()
+        monkeypatch.setattr(module, "HAS_TRITON", False)
+        assert with_tiles(few, layout) is few
 
 
 def test_the_cpu_works_in_groups_and_a_missing_triton_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert choose(torch.zeros(9, 2, 16), BIASED) == "grouped"
+    assert choose(torch.zeros(9, 2, 16), LONG, BIASED) == "grouped"
     monkeypatch.setattr(module, "HAS_TRITON", False)
-    assert choose(on_fake_gpu(torch.float32), BIASED) == "grouped"
+    assert choose(on_fake_gpu(torch.float32), LONG, BIASED) == "grouped"
     packed_attention_reference._say_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         packed_attention_reference._say_once()

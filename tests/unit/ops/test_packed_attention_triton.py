@@ -13,12 +13,12 @@ WIDTHS = [("*fp32", 64), ("*fp32", 128), ("*bf16", 64), ("*bf16", 256), ("*fp16"
 """Types of queries, keys and values, each with a width of heads. The widest heads need most shared memory."""
 SHARED_BYTES = {80: 166_912, 90: 232_448}
 """Shared memory that a block of threads may use, by compute capability."""
-INDEXES = dict.fromkeys(("offsets", "block_rows", "block_starts"), "*i32")
-TIMES = dict.fromkeys(("known", "asked", "boundaries"), "*i64")
+INDEXES = dict.fromkeys(("offsets", "row_tiles", "block_rows", "block_starts"), "*i32")
+TIMES = dict.fromkeys(("known", "asked", "boundaries"), "*i64") | {"tiles": "*u8"}
 FLOATS = dict.fromkeys(("lse", "delta", "position", "time", "dposition", "dtime"), "*fp32")
 COUNTS = ("num_tokens", "num_heads", "d", "num_groups", "num_distances", "num_boundaries", "num_buckets", "bound")
 STRIDES = ("q_token", "q_head", "k_token", "k_head", "v_token", "v_head")
-NUMBERS = dict.fromkeys((*COUNTS, *STRIDES), "i32") | {"scale": "fp32", "share": "fp32"}
+NUMBERS = dict.fromkeys((*COUNTS, *STRIDES), "i32") | dict.fromkeys(("scale", "share", "units"), "fp32")
 
 
 def test_the_cases_hold_in_the_interpreter() -> None:
@@ -40,6 +40,7 @@ def compile_within_memory(kernel: Any, pointer: str, width: int, constants: dict
     from tackboard.ops.packed_attention_triton import BLOCK, launch_options
 
     constants = constants | {"WIDTH": width, "SIZE": BLOCK, "PRECISION": "ieee"}
+    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     values = dict.fromkeys(("q", "k", "v", "read", "dread", "dq", "dk", "dv"), pointer)
     types = {**values, **INDEXES, **TIMES, **FLOATS, **NUMBERS, **dict.fromkeys(constants, "constexpr")}
     signature = {name: types[name] for name in kernel.arg_names}
@@ -60,15 +61,18 @@ def compile_within_memory(kernel: Any, pointer: str, width: int, constants: dict
 def test_kernels_compile_without_a_gpu(pointer: str, width: int, is_softmax: bool) -> None:
     from tackboard.ops import packed_attention_triton as kernels
 
-    constants = {"SOFTMAX": is_softmax, "POSITION": not is_softmax, "TIME": True, "STEPS": 5 if is_softmax else 7}
+    constants = {"SOFTMAX": is_softmax, "POSITION": not is_softmax, "TIME": True, "STORED": True}
+    constants |= {"STEPS": 5 if is_softmax else 7}
     compile_within_memory(kernels.forward_kernel, pointer, width, constants)
     compile_within_memory(kernels.bias_kernel, pointer, width, constants)
     for of_queries in (True, False):
-        compile_within_memory(kernels.backward_kernel, pointer, width, constants | {"OF_QUERIES": of_queries})
+        of_kernel = {"OF_QUERIES": of_queries, "BY_BUCKET": is_softmax and of_queries}
+        compile_within_memory(kernels.backward_kernel, pointer, width, constants | of_kernel)
 
 
 def test_one_kernel_compiles_without_a_gpu() -> None:
     from tackboard.ops import packed_attention_triton as kernels
 
-    constants = {"SOFTMAX": False, "POSITION": True, "TIME": True, "STEPS": 5}
+    constants = {"SOFTMAX": False, "POSITION": True, "TIME": True, "STORED": True, "STEPS": 5}
     compile_within_memory(kernels.bias_kernel, "*bf16", 32, constants)
+    compile_within_memory(kernels.tiles_kernel, "*bf16", 32, constants)
