@@ -134,7 +134,7 @@ class RowLayout:
     @property
     def replay_key(self) -> tuple[Any, ...]:
         """What kernels for packed rows take from the host, other than the sizes of tensors."""
-        return (self.num_rows, self.num_tokens, self.bound)
+        return (self.num_rows, self.num_tokens, self.bound, self.num_tiles, self.is_short)
 
     def check_fits(self, max_positions: int) -> None:
         """Raises DataError if a row has more tokens than there are learned positions."""
