@@ -32,7 +32,7 @@ GROUP_COST = 8192
 """Fixed cost of a group; the unit is the time of one attention score. Measured on a CPU with 2 heads of width 32."""
 CELL_COST = 48
 """Cost of a cell of a grid in addition to the cell's scores, in the same unit and measured in the same way."""
-SHORT_ROWS = 128
+SHORT_ROWS = 512
 """Rows with fewer tokens on average are short. See `packed_attention.choose`."""
 STEPS_PER_OCTAVE = 8
 """Number of possible cuts between the lengths 2^n and 2^(n + 1), for each n; about 100 cuts at most in all."""

@@ -297,8 +297,8 @@ class PinFM(RetrievalModel):
         if since_last_B is not None:
             # A request with a time before its newest event is in bucket 0, as if no time had passed.
             gaps_T[places.lasts] = log2_bucket(since_last_B, num_buckets)
-        gaps_T[places.starts] = num_buckets
-        return gaps_T
+        # Assigning a number by index would copy it to the device, and the host would wait.
+        return gaps_T.index_fill_(0, places.starts, num_buckets)
 
     def _times(
         self, batch: SequenceBatch, places: TokenPlaces, since_last_B: torch.Tensor | None

@@ -1,17 +1,19 @@
 """Computes the contrastive loss (see `contrastive`) on a GPU: matrix products by torch, everything else by one kernel.
 
-For a block of hidden vectors, a product gives the scores in fp32. A program of the kernel owns the scores of one sum.
-It takes out own items, adds the log weights, and replaces the scores by their exponentials in the type of the next two
-products. It also computes the losses of the sum's pairs and the factor of the sum's gradient. Then two products give
-the gradients of hidden vectors and negatives. So a step has three large products. The scores of a block
-exist once in fp32 and once in half precision, and the scores of all sums never exist together.
+For a block of hidden vectors, a product gives the scores. A program of the kernel owns the scores of one sum. It takes
+out own items, adds the log weights, and replaces the scores by their exponentials in place. It also computes the losses
+of the sum's pairs and the factor of the sum's gradient. Then two products give the gradients of hidden vectors and
+negatives. So a step has three large products, and the scores of all sums never exist together.
 
 Decided: kernels that keep the scores in registers and compute them again in the backward pass (four products) were
-built and measured: 59 ms for 65,536 sums × 32,768 items × 512 on an H200, against 17 ms for this way (docs/log.md).
+built and measured: 59 ms for 65,536 sums × 32,768 items × 512 on an H200, more than three times this way (docs/log.md).
+
+Decided: in half precision, products and scores are fp16 and not bf16. The vectors are unit vectors divided by a
+temperature of at least 0.01, so they and their scores fit, and fp16 rounds scores eight times as finely. Sums are fp32.
+The weights of pairs are divided by the largest weight before the products, because fp16 loses small factors.
 
 No two programs add to one address, and the gradients of positives are added in a fixed order. So results repeat bit for
-bit. The host never waits for the device. Products are computed in the type of autocast and summed in fp32. The weights
-of pairs are divided by the largest one before the products, because fp16 loses small factors.
+bit. The host never waits for the device.
 
 Shapes: as in `contrastive`; b sums of a block.
 """
@@ -24,8 +26,8 @@ import torch
 import triton
 import triton.language as tl
 
-from tackboard.ops.contrastive_blocked import OnePass, sums_per_block
-from tackboard.ops.contrastive_reference import EXCLUDED, own_mask
+from tackboard.ops.contrastive_blocked import OnePass
+from tackboard.ops.contrastive_reference import EXCLUDED
 
 if TYPE_CHECKING:
     from tackboard.ops.contrastive import ContrastivePairs, OwnItems
@@ -34,6 +36,10 @@ NO_OWN, OWN, OWN_BEFORE = 0, 1, 2
 """Whether own items are taken out: never, always, or if their place is below the number of events that were seen."""
 BLOCK = 2048
 """Number of scores that a program reads at a time."""
+OWN_BLOCK = 64
+"""Number of own items that a program takes out at a time."""
+BLOCK_CELLS = 1 << 28
+"""Number of scores of a block of sums: 512 MiB in fp16."""
 _EXCLUDED = tl.constexpr(EXCLUDED)
 
 
@@ -72,30 +78,24 @@ def _compute(
     largest = pairs.weights.abs().amax().clamp_min(1e-38)
     weights_P = (pairs.weights / largest).float()
     order_P, begins = _pairs_of_sums(pairs, num_sums)
-    table = None if own is None else own_mask(own, num_negatives)
-    table = table.view(torch.uint8) if table is not None and table.dtype == torch.bool else table
     factors_R = torch.empty(num_sums, dtype=torch.float32, device=device)
-    unused = factors_R
+    product_type = torch.float32 if product_type == torch.float32 else torch.float16
     typed_RD, typed_KD = hidden_RD.to(product_type), negatives_KD.to(product_type)
-    step = sums_per_block(num_negatives, device.type)
-    buffer = torch.empty(min(step, num_sums), num_negatives, device=device)
-    typed_buffer = torch.empty_like(buffer, dtype=product_type)
+    step = max(1, BLOCK_CELLS // num_negatives)
+    buffer = torch.empty(min(step, num_sums), num_negatives, dtype=product_type, device=device)
     for begin in range(0, num_sums, step):
         block = slice(begin, min(begin + step, num_sums))
-        scores_bK = _product(typed_RD[block], typed_KD.T, out=buffer[: block.stop - begin])
-        powers_bK = typed_buffer[: len(scores_bK)]
-        powers_kernel[(len(scores_bK),)](
-            scores_bK,
+        powers_bK = _product(typed_RD[block], typed_KD.T, out=buffer[: block.stop - begin])
+        powers_kernel[(len(powers_bK),)](
             powers_bK,
             log_weights_K,
-            unused if table is None else table,
-            unused if own is None else own.of_sum,
-            unused if own is None or own.seen is None else own.seen,
-            *(pairs.items, order_P, begins, right_P, weights_P, losses_P, slopes_P, factors_R),
+            *_lists(own, pairs),
+            *(order_P, begins, right_P, weights_P, losses_P, slopes_P, factors_R),
             *(begin, num_negatives),
             HAS_OWN=NO_OWN if own is None else OWN if own.seen is None else OWN_BEFORE,
             HAS_LEFT_OUT=pairs.is_left_out,
             BLOCK=BLOCK,
+            OWN_BLOCK=OWN_BLOCK,
             num_warps=8,
         )
         if needs_gradient:
@@ -125,13 +125,22 @@ def _summed(vectors_PD: torch.Tensor, rows_P: torch.Tensor, num_rows: int) -> to
     return torch.ops.aten.embedding_dense_backward(vectors_PD, rows_P, num_rows, -1, False)
 
 
+def _lists(own: OwnItems | None, pairs: ContrastivePairs) -> tuple[torch.Tensor, ...]:
+    """Returns the tensors that say which scores are taken out. A tensor that is never read may be any tensor."""
+    if own is None:
+        return (pairs.items,) * 6
+    places = pairs.items if own.places is None else own.places
+    seen = pairs.items if own.seen is None else own.seen
+    return own.offsets, own.items, places, own.of_sum, seen, pairs.items
+
+
 def _product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Writes left @ right to `out` in fp32."""
-    if left.dtype == torch.float32:
+    """Writes left @ right to `out`, which is fp32 or has the type of `left`."""
+    if left.dtype == out.dtype and (left.is_cuda or left.dtype == torch.float32):
         return torch.mm(left, right, out=out)
     if left.is_cuda:
-        return torch.mm(left, right, out_dtype=torch.float32, out=out)
-    return torch.mm(left.float(), right.float(), out=out)
+        return torch.mm(left, right, out_dtype=out.dtype, out=out)
+    return out.copy_(left.float() @ right.float())
 
 
 def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
@@ -143,62 +152,52 @@ def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -
 
 
 @triton.jit
-def _scores(
-    scores,
-    log_weights,
-    table,
-    left_out,
-    seen,
-    columns,
-    num_negatives,
-    HAS_OWN: tl.constexpr,
-    HAS_LEFT_OUT: tl.constexpr,
-):
-    """Loads some scores of a sum, with log weights. Items that are not negatives have the score EXCLUDED."""
-    is_inside = columns < num_negatives
-    result = tl.load(scores + columns, mask=is_inside, other=0.0) + tl.load(
-        log_weights + columns, mask=is_inside, other=0.0
-    )
-    if HAS_OWN == 1:
-        result = tl.where(tl.load(table + columns, mask=is_inside, other=0) != 0, _EXCLUDED, result)
-    if HAS_OWN == 2:
-        result = tl.where(tl.load(table + columns, mask=is_inside, other=0).to(tl.int64) < seen, _EXCLUDED, result)
-    if HAS_LEFT_OUT:
-        result = tl.where(columns == left_out, _EXCLUDED, result)
-    return tl.where(is_inside, result, float("-inf"))
-
-
-@triton.jit
 def powers_kernel(
-    scores, powers, log_weights, table, group_of_sum, seen_of_sum, pair_items, order, begins, rights, weights,
-    losses, slopes, factors, first_sum, num_negatives,
-    HAS_OWN: tl.constexpr, HAS_LEFT_OUT: tl.constexpr, BLOCK: tl.constexpr,
+    scores, log_weights, own_offsets, own_items, own_places, group_of_sum, seen_of_sum, pair_items,
+    order, begins, rights, weights, losses, slopes, factors, first_sum, num_negatives,
+    HAS_OWN: tl.constexpr, HAS_LEFT_OUT: tl.constexpr, BLOCK: tl.constexpr, OWN_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Writes w e^(s - highest) of the negatives of one sum, the losses and slopes of its pairs, and its factor.
+    """Replaces the scores of one sum by w e^(s - highest). Writes losses and slopes of its pairs, and its factor.
 
     The gradient of the sum's hidden vector is factor × Σ w e^(s - highest) item.
     """
     row = tl.program_id(0).to(tl.int64)
     sum_number = first_sum + row
     scores += row * num_negatives
-    powers += row * num_negatives
-    left_out = tl.load(pair_items + sum_number) if HAS_LEFT_OUT else 0
-    seen = tl.load(seen_of_sum + sum_number).to(tl.int64) if HAS_OWN == 2 else 0
+    excluded = tl.full([OWN_BLOCK], _EXCLUDED, dtype=tl.float32).to(scores.dtype.element_ty)
     if HAS_OWN > 0:
-        table += tl.load(group_of_sum + sum_number).to(tl.int64) * num_negatives
+        group = tl.load(group_of_sum + sum_number)
+        end = tl.load(own_offsets + group + 1)
+        for first in range(tl.load(own_offsets + group), end, OWN_BLOCK):
+            entries = first + tl.arange(0, OWN_BLOCK)
+            items = tl.load(own_items + entries, mask=entries < end, other=num_negatives)
+            is_out = items < num_negatives
+            if HAS_OWN == 2:
+                places = tl.load(own_places + entries, mask=entries < end, other=0)
+                is_out = is_out & (places < tl.load(seen_of_sum + sum_number))
+            tl.store(scores + items, excluded, mask=is_out)
+    if HAS_LEFT_OUT:
+        only = tl.arange(0, OWN_BLOCK)
+        left_out = tl.load(pair_items + sum_number)
+        tl.store(scores + left_out + only, excluded, mask=(only == 0) & (left_out < num_negatives))
+    tl.debug_barrier()  # All threads of the program must see the scores that were taken out.
     highest_in_place = tl.full([BLOCK], float("-inf"), dtype=tl.float32)
     for first in range(0, num_negatives, BLOCK):
         columns = first + tl.arange(0, BLOCK)
-        found = _scores(scores, log_weights, table, left_out, seen, columns, num_negatives, HAS_OWN, HAS_LEFT_OUT)
+        is_inside = columns < num_negatives
+        found = tl.load(scores + columns, mask=is_inside, other=float("-inf")).to(tl.float32)
+        found += tl.load(log_weights + columns, mask=is_inside, other=0.0)
         highest_in_place = tl.maximum(highest_in_place, found)
     highest = tl.max(highest_in_place, 0)
     total_in_place = tl.zeros([BLOCK], dtype=tl.float32)
     for first in range(0, num_negatives, BLOCK):
         columns = first + tl.arange(0, BLOCK)
-        found = _scores(scores, log_weights, table, left_out, seen, columns, num_negatives, HAS_OWN, HAS_LEFT_OUT)
+        is_inside = columns < num_negatives
+        found = tl.load(scores + columns, mask=is_inside, other=float("-inf")).to(tl.float32)
+        found += tl.load(log_weights + columns, mask=is_inside, other=0.0)
         power = tl.exp(found - highest)
         total_in_place += power
-        tl.store(powers + columns, power.to(powers.dtype.element_ty), mask=columns < num_negatives)
+        tl.store(scores + columns, power.to(scores.dtype.element_ty), mask=is_inside)
     total = tl.sum(total_in_place, 0)
     log_sum = highest + tl.log(total)
     factor = 0.0

@@ -43,7 +43,7 @@ class TrainingConfig:
     log_every: int = 10
     """Steps between lines of metrics.jsonl."""
     num_threads: int = 0
-    """Number of threads for tensor work; 0 takes all cores that this process may use."""
+    """Number of threads for tensor work; 0 takes all cores that this process may use, or one thread beside a GPU."""
     device: str = "auto"
     """`cpu`, `cuda` or `auto`, which takes the GPU if there is one."""
     precision: str = "fp32"

@@ -87,7 +87,8 @@ class Trainer:
             keep_freed_memory()
         precision = config.training.precision
         self.is_half = precision == "bf16" or (precision == "auto" and self.device.type == "cuda")
-        self.num_threads = config.training.num_threads or usable_cores()
+        # Beside a GPU, tensors on the CPU are small: starting more threads for them would take longer than their work.
+        self.num_threads = config.training.num_threads or (usable_cores() if self.device.type == "cpu" else 1)
         torch.set_num_threads(self.num_threads)
         torch.use_deterministic_algorithms(self.device.type == "cpu")
         torch.manual_seed(config.seed)

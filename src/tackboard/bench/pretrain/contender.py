@@ -62,7 +62,9 @@ def measure(spec: Spec) -> dict[str, Any]:
     config = config_of(find_preset(spec.preset), Path(spec.dataset))
     with ExitStack() as stack, TemporaryDirectory(prefix="tackboard-bench-") as runs:
         config = without(config, spec.off, spec.device, stack)
-        config = apply_overrides(config, [f"training.device={spec.device}", *spec.overrides])
+        # A profile shows the parts of a step only if the host starts every kernel.
+        graphs = ["training.cuda_graphs=off"] if spec.is_profiled else []
+        config = apply_overrides(config, [f"training.device={spec.device}", *spec.overrides, *graphs])
         source = open_source(config)
         trainer = TimedTrainer(config, Path(runs), source, warmup=spec.warmup, timed=spec.timed)
         if spec.is_profiled:
