@@ -32,8 +32,6 @@ GROUP_COST = 8192
 """Fixed cost of a group; the unit is the time of one attention score. Measured on a CPU with 2 heads of width 32."""
 CELL_COST = 48
 """Cost of a cell of a grid in addition to the cell's scores, in the same unit and measured in the same way."""
-SHORT_ROWS = 512
-"""Rows with fewer tokens on average are short. See `packed_attention.choose`."""
 STEPS_PER_OCTAVE = 8
 """Number of possible cuts between the lengths 2^n and 2^(n + 1), for each n; about 100 cuts at most in all."""
 
@@ -64,8 +62,6 @@ class RowLayout:
     code that computed it would be compiled again for every `longest`."""
     num_tiles: int
     """Number of tiles of a block of queries and a block of keys at or before it in its row, padded by `size_of`."""
-    is_short: bool
-    """Whether rows have fewer than SHORT_ROWS tokens on average. It is stored for the same reason as `bound`."""
     groups: tuple[Group, ...]
     """The grids, from short rows to long rows. Empty rows are in no grid."""
     offsets: torch.Tensor
@@ -111,8 +107,7 @@ class RowLayout:
         longest = int(lengths.max(initial=0))
         bound = 1 << max(0, longest - 1).bit_length()
         index = _split(_joined(parts, size_of), [len(part) for part in parts])
-        is_short = num_tokens < SHORT_ROWS * len(lengths)
-        return cls(len(lengths), num_tokens, longest, bound, size_of(int(row_tiles[-1])), is_short, groups, *index)
+        return cls(len(lengths), num_tokens, longest, bound, size_of(int(row_tiles[-1])), groups, *index)
 
     @classmethod
     def of_lengths(cls, lengths: torch.Tensor, size_of: Callable[[int], int] = int) -> RowLayout:
@@ -134,7 +129,7 @@ class RowLayout:
     @property
     def replay_key(self) -> tuple[Any, ...]:
         """What kernels for packed rows take from the host, other than the sizes of tensors."""
-        return (self.num_rows, self.num_tokens, self.bound, self.num_tiles, self.is_short)
+        return (self.num_rows, self.num_tokens, self.bound, self.num_tiles)
 
     def check_fits(self, max_positions: int) -> None:
         """Raises DataError if a row has more tokens than there are learned positions."""

@@ -42,6 +42,7 @@ OPTIONAL = {
     "order_version": int,
     "fresh_rows": dict,
     "num_threads": int,
+    "guard.num_spikes": int,
     "user_type": Literal["", "int64", "string"],
     "validation.best_loss": float | None,
     "validation.best_step": int | None,

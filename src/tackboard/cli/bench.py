@@ -137,6 +137,9 @@ def bench_pretrain(
         typer.Option("--set", help="Change a setting of every run: --set model.width=128. Repeatable."),
     ] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Measure everything this many times.")] = None,
+    rungs: Annotated[
+        str, typer.Option("--rungs", help="Measure these lines of the ladder and the last; default: all lines.")
+    ] = "",
     quick: Quick = False,
     results: Results = None,
     hardware: Hardware = "cpu",
@@ -147,9 +150,8 @@ def bench_pretrain(
     from tackboard.bench.pretrain.run import measure
 
     with _scratch() as scratch:
-        result = measure(
-            Path(scratch), sizes=_words(size), data=data, overrides=overrides or (), rounds=rounds, quick=quick
-        )
+        chosen = {"sizes": _words(size), "rungs": _words(rungs), "overrides": overrides or ()}
+        result = measure(Path(scratch), data=data, rounds=rounds, quick=quick, **chosen)
     _show(report(result), results, hardware, as_json=json_output)
 
 

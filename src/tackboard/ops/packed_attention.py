@@ -6,11 +6,10 @@ tokens before it in its row. The output is what each token reads [T, H, d].
     device, setting                                           way
     CPU                                                       grids of rows of similar length (`_reference`)
     GPU, with dropout of weights or very wide heads           the same grids; a message says so
-    GPU, softmax without a bias of long rows, bf16 or fp16    torch's varlen_attn (Flash Attention)
     GPU, everything else                                      our kernels (`_triton`); the same grids without Triton
 
-Measured on an H200, forward and backward of 65,536 tokens, 8 heads of width 64, bf16: rows of 48 tokens on average take
-3.1 ms by varlen_attn and 1.5 ms by our kernels; rows of 256 tokens take 0.9 ms and 1.2 ms. So short rows take our way.
+Decided: our kernels also compute plain softmax attention. For rows of up to 4,096 tokens, torch's kernel for packed
+rows (`varlen_attn`, Flash Attention 2) takes longer (`scripts/attention_speed.py`, docs/performance.md).
 
 Decided: attention with a bias runs in our own kernels and not in FlexAttention. FlexAttention always applies a softmax,
 so it cannot compute HSTU's pointwise weights.
@@ -29,10 +28,10 @@ from tackboard.batch.row_layout import BLOCK, RowLayout
 from tackboard.core.errors import DataError
 from tackboard.ops.packed_attention_reference import SOFTMAX, Elapsed, Weighing, grouped_attention
 
-__all__ = ["SOFTMAX", "Elapsed", "Weighing", "packed_attention", "varlen_attention", "with_tiles"]
+__all__ = ["SOFTMAX", "Elapsed", "Weighing", "packed_attention", "with_tiles"]
 
 MAX_HEAD_BYTES = 512
-"""Widest head of Flash Attention and of our kernels: 256 numbers of 2 bytes, or 128 of 4 bytes."""
+"""Widest head of our kernels: 256 numbers of 2 bytes, or 128 of 4 bytes."""
 
 MAX_TILE_BYTES = 1 << 30
 """Largest memory of the stored buckets of a batch. Eight rows of 16,000 tokens take 1 GiB."""
@@ -62,10 +61,7 @@ def packed_attention(
             f"attention was given {len(q_THd):,} tokens, but the layout of their rows has {layout.num_tokens:,}",
             fix="build the layout from the offsets of the same batch",
         )
-    way = choose(q_THd, layout, weighing)
-    if way == "varlen":
-        return varlen_attention(q_THd, k_THd, v_THd, layout)
-    if way == "triton":
+    if choose(q_THd, weighing) == "triton":
         # Triton is imported only where it runs, so that the package works without it.
         from tackboard.ops.packed_attention_triton import triton_attention
 
@@ -87,27 +83,7 @@ def with_tiles(elapsed: Elapsed, layout: RowLayout) -> Elapsed:
     return dataclasses.replace(elapsed, tiles=bucket_tiles(elapsed, layout))
 
 
-def choose(q_THd: torch.Tensor, layout: RowLayout, weighing: Weighing) -> str:
-    """Returns how attention is computed: `varlen`, `triton` or `grouped`."""
-    if not q_THd.is_cuda:
-        return "grouped"
-    width = q_THd.shape[2]
-    if weighing.dropout or width * q_THd.element_size() > MAX_HEAD_BYTES:
-        return "grouped"
-    # Flash Attention needs heads whose size is a multiple of 16 bytes (8 numbers of 2 bytes).
-    has_varlen = weighing.is_plain and q_THd.dtype in (torch.bfloat16, torch.float16) and width % 8 == 0
-    if has_varlen and not (layout.is_short and HAS_TRITON):
-        return "varlen"
-    return "triton" if HAS_TRITON else "grouped"
-
-
-def varlen_attention(q_THd: torch.Tensor, k_THd: torch.Tensor, v_THd: torch.Tensor, layout: RowLayout) -> torch.Tensor:
-    """Returns softmax attention by torch's kernel for packed rows. The kernel exists on GPUs only, in bf16 and fp16."""
-    # The import is here and not at the top, because it imports torch's compiler, which takes seconds.
-    from torch.nn.attention.varlen import varlen_attn
-
-    offsets, bound = layout.offsets, layout.bound
-    causal = (-1, 0)  # all tokens to the left, none to the right
-    read_THd = varlen_attn(q_THd, k_THd, v_THd, offsets, offsets, bound, bound, window_size=causal)
-    assert isinstance(read_THd, torch.Tensor)
-    return read_THd
+def choose(q_THd: torch.Tensor, weighing: Weighing) -> str:
+    """Returns how attention is computed: `triton` or `grouped`."""
+    is_narrow = q_THd.shape[2] * q_THd.element_size() <= MAX_HEAD_BYTES
+    return "triton" if q_THd.is_cuda and HAS_TRITON and is_narrow and not weighing.dropout else "grouped"

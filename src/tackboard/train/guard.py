@@ -29,7 +29,8 @@ class GuardConfig:
     """The settings of the guard: when a step is bad, and the number of bad steps that are tolerated."""
 
     spike_factor: float = 20.0
-    """A dense gradient norm above this multiple of its running mean is a spike."""
+    """A dense gradient norm above this multiple of its running mean is a spike. After each spike in a row, the multiple
+    doubles, because a rise that stays is not a spike."""
     settle_steps: int = 50
     """Number of good steps before the guard looks for spikes. Before that, the running mean is not reliable."""
     max_bad_steps: int = 5
@@ -67,6 +68,8 @@ class Guard:
         self.mean_norm = torch.zeros((), dtype=torch.float64, device=device)
         """Running mean of the norms of good steps."""
         self.num_norms = torch.zeros((), dtype=torch.int64, device=device)
+        self.num_spikes = torch.zeros((), dtype=torch.int64, device=device)
+        """Number of spikes since the last good step."""
         self.skipped: list[int] = []
         """Data steps that are never read again."""
 
@@ -74,9 +77,12 @@ class Guard:
     def judge(self, loss: torch.Tensor, norm: torch.Tensor) -> Verdict:
         """Judges a step by its loss and the norm of its dense gradient. A good norm enters the running mean."""
         is_settled = self.num_norms >= self.config.settle_steps
-        limit = torch.where(is_settled, self.config.spike_factor * self.mean_norm, math.inf)
+        factor = self.config.spike_factor * torch.exp2(self.num_spikes.double())
+        limit = torch.where(is_settled, factor * self.mean_norm, math.inf)
         loss, norm = loss.detach(), norm.double()
         keep = loss.isfinite() & norm.isfinite() & (norm <= limit)
+        is_spike = norm.isfinite() & (norm > limit)
+        self.num_spikes.copy_(torch.where(keep, 0, self.num_spikes + is_spike))
         self.num_norms += keep
         share = self.num_norms.double().reciprocal().clamp_min(0.02)
         self.mean_norm.copy_(torch.where(keep, self.mean_norm + share * (norm - self.mean_norm), self.mean_norm))
@@ -101,10 +107,16 @@ class Guard:
             )
 
     def state(self) -> dict[str, Any]:
-        return {"mean_norm": float(self.mean_norm), "num_norms": int(self.num_norms), "skipped": self.skipped}
+        return {
+            "mean_norm": float(self.mean_norm),
+            "num_norms": int(self.num_norms),
+            "num_spikes": int(self.num_spikes),
+            "skipped": self.skipped,
+        }
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Loads the state of a checkpoint. Steps that were skipped after that checkpoint stay skipped."""
         self.mean_norm.fill_(float(state["mean_norm"]))
         self.num_norms.fill_(int(state["num_norms"]))
+        self.num_spikes.fill_(int(state.get("num_spikes", 0)))  # Older versions did not count them.
         self.skipped = sorted(set(self.skipped) | set(state["skipped"]))

@@ -12,6 +12,7 @@ The checkpoint stores the judgement, so no judgement is lost or made twice.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -184,7 +185,8 @@ class Trainer:
                 for data_step, batch in on_device(upcoming, self.device, self._prepared):
                     if not self._one_step(data_step, batch):
                         break  # Data was skipped or the state went back, so the upcoming steps have changed.
-                    progress.advance(1, note=f"loss {self.last_loss:.3f}")
+                    # The host reads the first loss only when the first step is logged.
+                    progress.advance(1, note="" if math.isnan(self.last_loss) else f"loss {self.last_loss:.3f}")
                     is_judged = self._validate()
                     if is_judged or self.step % every == 0 or self.step == total:
                         self.save()

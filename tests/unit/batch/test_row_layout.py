@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tackboard.batch.row_layout import BLOCK, CELL_COST, GROUP_COST, INDEX_FIELDS, SHORT_ROWS, RowLayout, cuts_of
+from tackboard.batch.row_layout import BLOCK, CELL_COST, GROUP_COST, INDEX_FIELDS, RowLayout, cuts_of
 from tackboard.core.errors import DataError
 
 LENGTHS = st.lists(st.one_of(st.integers(0, 12), st.integers(0, 300)), max_size=40)
@@ -48,7 +48,6 @@ def test_every_token_has_its_place_its_cell_and_its_block(lengths: list[int]) ->
         for tile in range(n * (n + 1) // 2)
     ]
     assert tiles == list(range(layout.num_tiles)) == list(range(int(layout.row_tiles[-1])))
-    assert layout.is_short == (bool(lengths) and sum(lengths) / len(lengths) < SHORT_ROWS)
 
 
 @settings(max_examples=30, deadline=None)

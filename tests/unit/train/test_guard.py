@@ -46,6 +46,24 @@ def test_spikes_count_only_after_settling_and_never_enter_the_mean() -> None:
     assert int(guard.num_norms) == 4
 
 
+def test_a_rise_that_stays_is_let_through() -> None:
+    """A dropped step changes nothing, so the next steps would be dropped too, until the run ends as diverged."""
+    guard = Guard(GuardConfig(spike_factor=20.0, settle_steps=3))
+    for _ in range(3):
+        judge(guard, 1.0)
+    found = [judge(guard, 65.0) for _ in range(4)]
+    assert found == ["gradient norm 65 is above 20", "gradient norm 65 is above 40", None, None]
+    assert int(guard.num_spikes) == 0
+    assert judge(guard, math.nan) == "gradient norm is nan"
+    assert int(guard.num_spikes) == 0, "what is not finite is no spike"
+    judge(guard, 1e6)
+    other = Guard(GuardConfig())
+    other.load_state(guard.state())
+    assert int(other.num_spikes) == 1
+    other.load_state({name: value for name, value in guard.state().items() if name != "num_spikes"})
+    assert int(other.num_spikes) == 0
+
+
 def test_the_mean_follows_recent_norms() -> None:
     guard = Guard(GuardConfig())
     for _ in range(100):

@@ -32,7 +32,7 @@ from tackboard.bench.pretrain.prepared import Prepared, has_rival, prepare
 from tackboard.bench.report import where_and_when
 from tackboard.bench.turns import Neighbours, judged, take_turns
 from tackboard.core.config import apply_overrides
-from tackboard.core.errors import TackboardError
+from tackboard.core.errors import TackboardError, UsageError
 from tackboard.core.machine import usable_cores
 from tackboard.core.processes import ask, last_json_object
 from tackboard.core.progress import say
@@ -60,19 +60,26 @@ def measure(
     data: Path | None = None,
     overrides: Sequence[str] = (),
     rounds: int | None = None,
+    rungs: Sequence[str] = (),
     quick: bool = False,
 ) -> dict[str, Any]:
     """Measures each size and writes files to `folder`. Without `sizes`, measures the device's default sizes.
 
-    Raises UsageError for an unknown size, and TackboardError if our own side fails or a rung changes the loss.
+    `rungs` names the lines of the ladder to measure beside the last; without it, all lines are measured. Raises
+    UsageError for an unknown size or rung, and TackboardError if our own side fails or a rung changes the loss.
     """
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
     names = ("tiny",) if quick else tuple(sizes) or DEFAULT_SIZES[device_type]
     presets = {name: find_preset(name) for name in names}
+    known = [BASE, *(rung.name for rung in rungs_of(device_type))]
+    if unknown := [name for name in rungs if name not in known]:
+        raise UsageError(f"there is no rung {unknown[0]!r}", allowed=f"allowed: {', '.join(known)}")
     result: dict[str, Any] = {"bench": "pretrain", "quick": quick, "device": device_type, "overrides": list(overrides)}
     with Neighbours() as neighbours:
         result["sizes"] = {
-            name: _Size(name, preset, folder / name, device_type, overrides, data).measure(rounds or preset.rounds)
+            name: _Size(name, preset, folder / name, device_type, overrides, data).measure(
+                rounds or preset.rounds, rungs
+            )
             for name, preset in presets.items()
         }
     disturbance = neighbours.report()
@@ -109,7 +116,7 @@ class _Size:
             batches=str(folder / "batches.safetensors"),
         )
 
-    def measure(self, rounds: int) -> dict[str, Any]:
+    def measure(self, rounds: int, chosen: Sequence[str] = ()) -> dict[str, Any]:
         source = open_source(self.config)
         num_batches = self.preset.warmup + self.preset.steps
         prepared = prepare(self.config, source, Path(self.spec.batches), num_batches=num_batches, is_half=self.is_half)
@@ -119,6 +126,7 @@ class _Size:
         specs = {BASE: self._without(rungs)} | {
             rung.name: self._without(rungs[number + 1 :]) for number, rung in enumerate(rungs)
         }
+        specs = {name: spec for name, spec in specs.items() if not chosen or name in (*chosen, rungs[-1].name)}
         turns: dict[str, Callable[[], dict[str, Any]]] = {
             name: functools.partial(self._ours, name, spec) for name, spec in specs.items()
         }
@@ -180,17 +188,21 @@ class _Size:
 def ladder_figures(runs: Mapping[str, Sequence[Mapping[str, float]]], rungs: Sequence[Rung]) -> list[dict[str, Any]]:
     """Returns a line for each measurement of the ladder: medians over the rounds, and the gain over the line before.
 
-    Raises TackboardError if a rung changes the loss by more than its tolerance.
+    The first measurement has the loss that the others must have. Raises TackboardError if a rung changes the loss by
+    more than its tolerance.
     """
     found: list[dict[str, Any]] = []
     words = {BASE: "without the optimisations below"} | {rung.name: rung.words for rung in rungs}
-    expected = runs[BASE][0]["last_loss"]
-    for number, (name, turns) in enumerate(runs.items()):
-        allowed = max([rung.tolerance for rung in rungs[:number]], default=0.0)
+    order = list(words)
+    first = next(iter(runs))
+    expected = runs[first][0]["last_loss"]
+    for name, turns in runs.items():
+        # Every rung between the first measurement and this one may have changed the loss by its tolerance.
+        allowed = max([rung.tolerance for rung in rungs[order.index(first) : order.index(name)]], default=0.0)
         for turn in turns:
             if not abs(turn["last_loss"] - expected) <= allowed * abs(expected) + 1e-6:
                 raise TackboardError(
-                    f"the loss with {name} is {turn['last_loss']}, but without optimisations it is {expected}",
+                    f"the loss with {name} is {turn['last_loss']}, but with {first} it is {expected}",
                     allowed=f"allowed: a relative difference of {allowed:g}",
                 )
         line: dict[str, Any] = {"name": name, "words": words[name], "last_loss": turns[0]["last_loss"]}

@@ -15,7 +15,7 @@ from tackboard.bench.pretrain.ladder import Rung
 from tackboard.bench.pretrain.report import report
 from tackboard.bench.pretrain.run import BASE, aims, ladder_figures, rival_figures
 from tackboard.bench.report import table_lines, write_result
-from tackboard.core.errors import TackboardError
+from tackboard.core.errors import TackboardError, UsageError
 from tackboard.core.processes import Answer
 
 TURN = dict.fromkeys([*run.FIGURES, "recompiled"], 1.0)
@@ -56,6 +56,18 @@ def test_the_bench_measures_and_reports(tmp_path: Path, monkeypatch: pytest.Monk
     path = write_result(made, tmp_path / "results", "here")
     assert "Tiny: the ladder" in path.read_text(encoding="utf-8")
     assert len(list(path.parent.glob("*.svg"))) == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+def test_chosen_rungs_are_measured_and_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "ask", answer_here)
+    monkeypatch.setitem(peaks.SQUARE, "cpu", 64)
+    monkeypatch.setitem(peaks.COPIED_NUMBERS, "cpu", 1 << 16)
+    monkeypatch.setattr(run.torch.cuda, "is_available", lambda: False)
+    result = run.measure(tmp_path, quick=True, rungs=["loss"], overrides=["training.num_threads=1"])
+    assert [line["name"] for line in result["sizes"]["tiny"]["ladder"]] == ["loss", "negatives"]
+    with pytest.raises(UsageError, match="there is no rung 'graph'"):
+        run.measure(tmp_path, quick=True, rungs=["graph"])
 
 
 def test_a_rung_that_changes_the_loss_is_an_error() -> None:
