@@ -86,6 +86,7 @@ def test_rivals_agree(make: Callable[..., object], loss: str) -> None:
     assert float(half.detach()) == pytest.approx(on_cpu, abs={"full": 0.05, "sampled": 0.7, "contrastive": 0.2}[loss])
 
 
+@pytest.mark.filterwarnings("ignore")  # Torch's compiler warns of its own features and of products in fp32.
 @pytest.mark.parametrize("num_items", [200, 203])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_compiled_models_agree(name: str, num_items: int) -> None:

@@ -9,7 +9,7 @@ tokens before it in its row. The output is what each token reads [T, H, d].
     GPU, everything else                                      our kernels (`_triton`); the same grids without Triton
 
 Decided: our kernels also compute plain softmax attention. For rows of up to 4,096 tokens, torch's kernel for packed
-rows (`varlen_attn`, Flash Attention 2) takes longer (`scripts/attention_speed.py`, docs/performance.md).
+rows (`varlen_attn`, Flash Attention 2) takes longer (`scripts/gpu_speed.py`, docs/performance.md).
 
 Decided: attention with a bias runs in our own kernels and not in FlexAttention. FlexAttention always applies a softmax,
 so it cannot compute HSTU's pointwise weights.
