@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ def evaluate(
     code: Path | None = typer.Option(
         None, help="Run this Python file, which holds a model of your own. Needed for somebody else's run."
     ),
+    device: str = typer.Option("auto", "--device", help="Compute on cpu, cuda, or auto: a GPU if there is one."),
     json_output: bool = typer.Option(False, "--json", help="Print one JSON object instead of text."),
 ) -> None:
     """Measure how good a trained model is, and compare it with simple baselines.
@@ -40,7 +42,8 @@ def evaluate(
     """
     from tackboard.evaluation.ranking import better_baseline
 
-    result = evaluate_run(run, dataset=dataset, filter_seen=filter_seen, max_users=max_users, code_file=code)
+    options: dict[str, Any] = {"filter_seen": filter_seen, "max_users": max_users, "device": device}
+    result = evaluate_run(run, dataset=dataset, code_file=code, **options)
     if json_output:
         typer.echo(json.dumps(result))
         return
@@ -89,6 +92,7 @@ def evaluate_run(
     filter_seen: bool | None = None,
     max_users: int | None = None,
     code_file: Path | None = None,
+    device: str = "cpu",
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Evaluates one checkpoint and returns its metrics, which are also written to step-N.json in the run's eval folder.
@@ -114,7 +118,11 @@ def evaluate_run(
     from tackboard.features.standard import check_reads, features_for_model
     from tackboard.models.stored_parameters import restore_model
     from tackboard.train.config import config_from_json
+    from tackboard.train.trainer import choose_device
 
+    if device != "auto" and not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise UsageError(f"--device {device} is no device", allowed="allowed: auto, cpu, cuda")
+    place = choose_device(device, "--device", "--device ")
     torch.set_num_threads(usable_cores())
     checkpoint = load_trained(find_checkpoint(run) if isinstance(run, Path) else run)
     trained_on = checkpoint.state["lineage"]
@@ -129,7 +137,7 @@ def evaluate_run(
         if isinstance(config.data, RequestConfig):
             reason = "to a ranker, which scores the candidates of each request"
         raise UsageError(f"--filter-seen and --keep-seen do not apply {reason}", fix="leave the option out")
-    model = restore_model(config.model, vocabulary, stored_parameters(checkpoint), checkpoint.path / STATE)
+    model = restore_model(config.model, vocabulary, stored_parameters(checkpoint), checkpoint.path / STATE, place)
     data = config.data.at(trained_on)
     source = data.open(lambda _vocabulary: features, dataset=dataset or verified, vocabulary=vocabulary)
     for name, present, known in (

@@ -53,16 +53,16 @@ class ChangedRows:
         """Returns the number of elements of the whole tensor."""
         return math.prod(self.shape)
 
-    def whole(self, where: Path) -> torch.Tensor:
-        """Returns the whole tensor in main memory. Raises DataError with `where` if there is too little memory."""
+    def whole(self, where: Path, device: torch.device | str = "cpu") -> torch.Tensor:
+        """Returns the whole tensor on a device. Raises DataError with `where` if main memory is too small for it."""
         needed, free = self.numel() * self.values_Nd.itemsize, available_memory_bytes()
-        if needed > free:
+        if needed > free and torch.device(device).type == "cpu":
             raise DataError(
                 f"{where} holds a table of {' × '.join(map(str, self.shape))}, which needs {needed / 1e9:.1f} GB",
                 allowed=f"this machine has {free / 1e9:.1f} GB of free memory",
                 fix="use a machine with more memory",
             )
-        whole_Rd = torch.empty(self.shape, dtype=self.dtype)
+        whole_Rd = torch.empty(self.shape, dtype=self.dtype, device=device)
         copy_rows(self, whole_Rd)
         return whole_Rd
 
@@ -91,9 +91,9 @@ def copy_rows(stored: Stored, target_Rd: torch.Tensor) -> None:
         target_Rd[rows_B.to(target_Rd.device, torch.int64)] = values_Bd.to(target_Rd.device, target_Rd.dtype)
 
 
-def whole_tensor(stored: Stored, where: Path) -> torch.Tensor:
-    """Returns a stored tensor as a whole. A tensor that is stored whole is returned as it is.
+def whole_tensor(stored: Stored, where: Path, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Returns a stored tensor as a whole, on a device. On a CPU, a tensor that is stored whole is returned as it is.
 
     Raises DataError with `where`, the file that the tensor is stored in, if there is too little memory.
     """
-    return stored.whole(where) if isinstance(stored, ChangedRows) else stored
+    return stored.whole(where, device) if isinstance(stored, ChangedRows) else stored.to(device)

@@ -71,22 +71,25 @@ def check_fit(config: Any, vocabulary: Vocabulary, stored: Tensors, where: Path)
     check_tensors(model, stored, where)
 
 
-def restore_model(config: Any, vocabulary: Vocabulary, stored: Tensors, where: Path) -> nn.Module:
-    """Returns the model of `config` with the parameters `stored`, after `check_fit`. Tables are mapped, not copied.
+def restore_model(
+    config: Any, vocabulary: Vocabulary, stored: Tensors, where: Path, device: torch.device | str = "cpu"
+) -> nn.Module:
+    """Returns the model of `config` on a device, with the parameters `stored`, after `check_fit`.
 
-    A table of which only the changed rows are stored is made whole in memory.
+    On a CPU, tables are mapped, not copied. A table of which only the changed rows are stored is made whole on the
+    device.
     """
     check_fit(config, vocabulary, stored, where)
     with rows_on("meta"):
         model = build_model(config, vocabulary)
     tables = table_parameter_names(model)
     for name in tables:
-        rows_Rd = whole_tensor(stored[name], where)
+        rows_Rd = whole_tensor(stored[name], where, device)
         rows_Rd = rows_Rd if rows_Rd.dtype in STORAGES.values() else rows_Rd.float()
         # The parameter itself is swapped, because a user's model may hold it under a second name.
         torch.utils.swap_tensors(model.get_parameter(name), nn.Parameter(rows_Rd))
     model.load_state_dict({name: stored[name] for name in stored if name not in tables}, strict=False)
-    return model
+    return model.to(device)
 
 
 def load_parameters(model: nn.Module, stored: Tensors, where: Path) -> None:

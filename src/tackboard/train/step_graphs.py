@@ -13,8 +13,8 @@ A replayed step computes with the same kernels, and so in the same bits, as a st
 function of the generator's seed, which the caller sets before each step. Numbers that differ from step to step must be
 in tensors. So only models that say so (`can_replay`) are replayed, and only with batches padded to sizes that repeat.
 
-Decided: all graphs share one pool of memory, so the memory is that of the largest step. Recording is an error of its
-own kind: if torch refuses to record a step, the run goes on without graphs and says so once.
+Decided: all graphs share one pool of memory, so they need the memory of the largest step and not of all. If torch
+refuses to record a step, the run goes on without graphs and says so once.
 """
 
 from __future__ import annotations

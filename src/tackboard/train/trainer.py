@@ -452,8 +452,12 @@ class Trainer:
         return checkpoint.state
 
 
-def choose_device(name: str) -> torch.device:
-    """Returns the device that a config's `device` names. Raises UsageError if it names a GPU and torch sees none."""
+def choose_device(name: str, setting: str = "training.device", fix: str = "--set training.device=") -> torch.device:
+    """Returns the device of this name; `auto` means a GPU if torch sees one.
+
+    Raises UsageError if the name is that of a GPU that torch does not see. `setting` and `fix` tell where the name came
+    from and how to give another.
+    """
     if name == "auto":
         is_there = torch.cuda.is_available()
         if not is_there and has_nvidia_driver():
@@ -461,12 +465,12 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda" if is_there else "cpu")
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"training.device = {name}, but torch sees no GPU", fix="--set training.device=cpu")
+        raise UsageError(f"{setting} = {name}, but torch sees no GPU", fix=f"{fix}cpu")
     if device.type == "cuda" and (device.index or 0) >= (num_gpus := torch.cuda.device_count()):
         raise UsageError(
-            f"training.device = {name}, but torch sees {num_gpus} {'GPU' if num_gpus == 1 else 'GPUs'}",
+            f"{setting} = {name}, but torch sees {num_gpus} {'GPU' if num_gpus == 1 else 'GPUs'}",
             allowed="allowed: " + ", ".join(f"cuda:{number}" for number in range(num_gpus)),
-            fix="--set training.device=cuda",
+            fix=f"{fix}cuda",
         )
     return device
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tackboard.cli.evaluate import _gap_sentence
 from tackboard.core.rundir import RunDirectory
@@ -45,6 +46,26 @@ def test_the_table_for_people_says_the_protocol(tackboard: Program, run: Path) -
     assert lines[1] == "items of the history are taken out"
     assert lines[2].split() == ["hr@1", "hr@5", "ndcg@1", "ndcg@5"]
     assert [line.split()[0] for line in lines[3:]] == ["popularity", "item-to-item", "model"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
+def test_a_device_that_is_not_there_is_refused(tackboard: Program, run: Path) -> None:
+    answer = tackboard("evaluate", run, "--device", "cuda")
+    assert answer.code == 2
+    assert "--device = cuda, but torch sees no GPU" in answer.err
+    assert "--device cpu" in answer.err
+    answer = tackboard("evaluate", run, "--device", "gpu")
+    assert answer.code == 2
+    assert "--device gpu is no device" in answer.err
+    assert tackboard("evaluate", run, "--device", "cpu", "--max-users", "2").code == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: run on a machine with one")
+def test_a_gpu_ranks_as_the_cpu(tackboard: Program, run: Path) -> None:
+    on_cpu, on_gpu = (tackboard("evaluate", run, "--device", device, "--json").json() for device in ("cpu", "cuda"))
+    for one, other in zip(on_cpu["rows"], on_gpu["rows"], strict=True):
+        assert one == pytest.approx(other, abs=0.08)  # one user of 14
 
 
 def test_every_step_that_was_evaluated_keeps_its_figures(
