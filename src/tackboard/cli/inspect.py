@@ -60,7 +60,7 @@ def _verify_store(url: str, *, as_json: bool) -> None:
         typer.echo(f"{shown}: sequence store intact, {held}")
     else:
         typer.echo(
-            f"{shown}: sequence store of format version {report.format_version} without contradictions, {held}\n"
+            f"{shown}: sequence store of format version {report.format_version}, no contradictions found, {held}\n"
             f"It has no checksums, so a changed value is not found. Add them: tackboard sequences migrate {shown}"
         )
 

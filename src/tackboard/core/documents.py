@@ -35,7 +35,7 @@ def read_document(path: Path, fields: Mapping[str, Any], optional: Mapping[str, 
             if place is None and name not in fields:
                 continue
             if not isinstance(place, dict):
-                raise DataError(f"it has no table {'.'.join(tables)}" if tables else "it is not a JSON object")
+                raise DataError(f"it has no object {'.'.join(tables)}" if tables else "it is not a JSON object")
             if last in place:
                 _check_range(convert(place[last], hint, name), name)
             elif name in fields:

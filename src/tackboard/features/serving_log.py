@@ -101,7 +101,7 @@ class FeatureLogConfig:
     max_waiting: int = 256
     """Largest number of requests that wait to be written. If it is reached, further requests are dropped."""
     max_waiting_bytes: int = 64 << 20
-    """Largest number of bytes that wait to be written. A single waiting request may have more bytes."""
+    """Largest number of bytes that wait to be written. If no other request waits, a request may have more bytes."""
     max_file_bytes: int = 64 << 20
     """Largest size of a log file in bytes. If a record would make the file larger than this, a new file begins."""
     max_total_bytes: int = 4 << 30

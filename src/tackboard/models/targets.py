@@ -29,7 +29,10 @@ from tackboard.batch.padding import pad_to, padded_size
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-    """Holds P pairs: `tokens` predict `items` (positions in the distinct items) of the histories `rows`; int64 [P]."""
+    """Holds P pairs as three int64 tensors [P]. Each token of `tokens` predicts the item at the same place in `items`.
+
+    `items` holds positions in the list of the batch's distinct items. `rows` holds the row (history) of each pair.
+    """
 
     tokens: torch.Tensor
     items: torch.Tensor
@@ -39,7 +42,7 @@ class Pairs:
         return len(self.tokens)
 
     def padded(self, token: int, item: int, row: int) -> Pairs:
-        """Returns the pairs and pairs of padding, which all have this token, item and row."""
+        """Returns the pairs, followed by padding: pairs that all have this token, item and row."""
         size = padded_size(len(self))
         return Pairs(pad_to(self.tokens, size, token), pad_to(self.items, size, item), pad_to(self.rows, size, row))
 

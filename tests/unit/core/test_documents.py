@@ -30,7 +30,7 @@ def test_what_is_there_comes_back_with_fields_that_are_not_known(path: Path) -> 
     [
         ({"count": True}, "count = True"),
         ({"count": 1 << 63}, "count has more than 64 bits"),
-        ({"inside": []}, "it has no table inside"),
+        ({"inside": []}, "it has no object inside"),
         ({"inside": {}}, "it lacks inside.names"),
         ({"inside": {"names": ["x", 5]}}, r"inside.names\[1\] = 5"),
         ({"kind": ["a"]}, "kind = "),

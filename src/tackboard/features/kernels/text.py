@@ -121,7 +121,7 @@ def lower(a: Column) -> Column:
     Example("x.strip()", ["red shoe", "", None], {"x": ("string?", ["  red shoe\n", "\u00a0", None])}),
 )
 def strip(a: Column) -> Column:
-    """The text without white space, as Unicode defines it, at its beginning and end. Missing stays missing."""
+    """The text without leading and trailing white space, as Unicode defines white space. Missing stays missing."""
     return _rewritten(a, str.strip)
 
 
