@@ -124,9 +124,9 @@ def _comparable(a: Column, b: Column) -> list[NDArray[Any]]:
     Example("x == 2**53", [True, False], {"x": ("float", [2.0**53, 0.5])}),
 )
 def equal(a: Column, b: Column) -> Column:
-    """Whether two values are the same. To compare an int with a float, the int becomes a float. NaN equals nothing, and
-    0.0 equals -0.0. Strings are compared by code points. An id equals an int with the same value. Missing if an input
-    is missing."""
+    """Whether two values are the same. If an int is compared with a float, the int becomes a float. NaN equals nothing,
+    and 0.0 equals -0.0. Strings are compared by code points. An id equals an int with the same value. Missing if an
+    input is missing."""
     return joined(BOOL, np.equal(*_comparable(a, b)), a, b)
 
 
@@ -139,8 +139,8 @@ def not_equal(a: Column, b: Column) -> Column:
 
 @_register("less", "a < b", _order, Example("x < 1.5", [True, False, None], {"x": ("int?", [1, 2, None])}))
 def less(a: Column, b: Column) -> Column:
-    """Whether the first of two numbers or times is smaller; False if either is NaN. To compare an int with a float, the
-    int becomes a float. Missing if an input is missing."""
+    """Whether the first of two numbers or times is smaller; False if either is NaN. If an int is compared with a float,
+    the int becomes a float. Missing if an input is missing."""
     return joined(BOOL, np.less(a.values, b.values), a, b)
 
 

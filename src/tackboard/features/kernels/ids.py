@@ -115,8 +115,9 @@ def cross(*columns: Column) -> Column:
     Example("x.bucket_hash(1000)", [802, 35, 96, None], {"x": ("id?", [0, 1, -1, None])}),
 )
 def bucket_hash(a: Column, *, num_buckets: int, seed: int = 0) -> Column:
-    """The bucket of an id, from 0 to num_buckets - 1. It equals the id's row in a table with one hash function and the
-    same seed. Ids are spread evenly, and different seeds give unrelated buckets. Missing stays missing."""
+    """The bucket of an id, from 0 to num_buckets - 1. The bucket equals the row of the id in an embedding table with
+    one hash function and the same seed. Ids are spread evenly, and different seeds give unrelated buckets. Missing
+    stays missing."""
     return joined(INT, row_ids(a.values, 1, num_buckets, seed)[:, 0], a)
 
 
