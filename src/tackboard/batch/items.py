@@ -6,8 +6,10 @@ the item's position in this table. Then the distinct items of a batch are found 
 
     codes     4 0 4 2 0 2 2     the code of each event of the batch
     scratch   [·]               one entry for each item of the table; its old content does not matter
-              write each event's position at its code; the last write stays  →  an item's last event finds its position
-              write each distinct item's place in sorted order               →  reading at the codes gives `items`
+              1. Write each event's position at the event's code. Each entry keeps the last write, so only the last
+                 event of each item reads its own position there. These last events give the distinct items.
+              2. Write each distinct item's place in sorted order at its code. Reading the entries at the codes of all
+                 events gives `items`.
 
 Codes are usually stored with the dataset (data/positions.py). If they are not, `coded_items` makes a table and codes
 for the items of a window (the buckets in memory at a time). That takes longer than all other work on the window.

@@ -171,7 +171,8 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
 
     def load_window(self, epoch: int, number: int) -> BatchWindow[SequenceBatch]:
         """Reads the segments of a window's buckets, or this rank's share of them, in the order of the epoch."""
-        # A single window is prepared once and not in every epoch; otherwise a GPU would wait longer than it trains.
+        # If there is only one window, it is prepared once and not in every epoch. Otherwise a GPU would wait for data
+        # longer than it trains.
         is_only = self.plan.num_windows == 1
         prepared = self._whole if is_only else self._prepare(self.plan.buckets_of(epoch, number))
         mine, bounds = self.plan.deal(epoch, number, prepared.lengths, self.rank, self.world_size)
@@ -240,7 +241,7 @@ def stored_batch(
     hashing: HashConfig,
     frequencies: ItemFrequencies | None = None,
 ) -> SequenceBatch:
-    """Makes a batch of B runs of stored events. Run b has lengths[b] events from index starts[b] on, of user users[b].
+    """Makes a batch of B runs of stored events. Run b is lengths[b] events of user users[b], from index starts[b] on.
 
     With `frequencies` the batch is for a loss: it has the positive events, the shares of the items, and the features of
     the request before every event. Without `frequencies` the batch equals the batch that a server would build, with the

@@ -112,7 +112,7 @@ class Sequences(UserRanges):
         if kept is None or not np.array_equal(kept, offsets):
             raise ConfigError(
                 "the feature history leaves out events that training would predict",
-                allowed="allowed: all columns of events.newest(n), with n of data.max_length or more",
+                allowed="allowed: all columns of events.newest(n), where n is at least data.max_length",
             )
         return column
 

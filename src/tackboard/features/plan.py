@@ -451,7 +451,10 @@ def compile_nodes(nodes: Sequence[Any], features: Mapping[str, Any]) -> Plan:
             and params["column"] not in BUILT_IN[params["entity"]]
             and (node.type.nullable != (params.get("default") is None))
         ):
-            raise DataError(f"operation {number} is {node.type}, but a column is nullable exactly if it has no default")
+            raise DataError(
+                f"operation {number} is {node.type}, but a column without a default must be nullable, "
+                "and a column with a default must not be nullable"
+            )
     indices: dict[str, int] = {}
     for name, index in features.items():
         if type(index) is not int or not 0 <= index < len(positions):

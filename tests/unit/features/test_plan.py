@@ -450,7 +450,7 @@ def test_nodes_compile_to_the_same_plan() -> None:
         ({"op": "source", "params": {"entity": ["item"], "column": "x"}}, "parameters that it does not take"),
         (
             {"op": "source", "params": {"entity": "item", "column": "x", "type": {"kind": "int"}}},
-            "is nullable exactly if it has no default",
+            "a column without a default must be nullable",
         ),
         (
             {"op": "source", "params": {"entity": "item", "column": "num_events", "type": {"kind": "int"}}},

@@ -11,11 +11,12 @@ A comparison is fair only if the baseline reads no more than our method. So each
 There are four kinds of rivals:
 
     sasrec, hstu, hstu-large     the published sizes, loss and training
-    …-INPUTS                     the published sizes, but inner products and a softmax over all items (or an estimate of
-                                 it), and the inputs that their name says
+    …-INPUTS                     the published sizes and the inputs in the name. Unlike the published methods, these
+                                 score by inner products, with a softmax over all items (or an estimate of it)
     …-wide-INPUTS                the same with the width, depth, heads and training data of PinFM
     …-fair-INPUTS                the same with PinFM's loss too: cosines, learned temperature, negatives and their
-                                 weights, own items taken out (models/sequential.py, kind `contrastive`)
+                                 weights, and a mask that keeps a user's own items out of the negatives
+                                 (models/sequential.py, kind `contrastive`)
 
 `pinfm-INPUTS` is the recipe that we ship for the dataset. `pinfm-published-INPUTS` is the published configuration, with
 the size of that recipe, because the publication does not give a size. Settings are chosen on the validation event,
@@ -213,7 +214,7 @@ def newest_steps(place: MethodContext, epochs: int) -> tuple[int, int]:
 
 
 def checkpoint_every(steps: int, place: MethodContext) -> int:
-    """Returns the distance of checkpoints that gives a run about 12 checkpoints, or 4 with --quick."""
+    """Returns the number of steps between checkpoints, so that a run has about 12 checkpoints, or 4 with --quick."""
     return -(-steps // (4 if place.quick else 12))
 
 
@@ -228,7 +229,7 @@ def _run(
     max_length: int = 0,
     segments: str = "newest",
 ) -> RunConfig:
-    """Returns a run of `steps` steps. The model may use all items that each step draws as negatives."""
+    """Returns a run of `steps` steps. Each step draws items that the model may use as negatives."""
     return RunConfig(
         name=name,
         data=DataConfig(
@@ -359,7 +360,7 @@ def _quick_pinfm(place: MethodContext) -> RunConfig:
 
 
 def _like(recipe: RunConfig, place: MethodContext, name: str, model: Any, optimizer: OptimizerConfig) -> RunConfig:
-    """Returns a run of `model` on the data of a recipe, for as many steps."""
+    """Returns a run of `model` with the data and the number of steps of a recipe."""
     return _run(
         place,
         name,
