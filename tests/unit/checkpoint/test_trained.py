@@ -46,7 +46,7 @@ def test_a_group_that_is_not_there_is_named(folder: Path) -> None:
         ({"step": -1}, "a number of steps is below 0"),
         ({"lineage": {"dataset": "x", "snapshot": "../y"}}, "lineage.snapshot"),
         ({"lineage": {"dataset": "x\0", "snapshot": "y"}}, "lineage.snapshot"),
-        ({"vocabulary": None}, "no table vocabulary"),
+        ({"vocabulary": None}, "no object vocabulary"),
     ],
 )
 def test_a_wrong_field_is_named(folder: Path, values: dict[str, Any], words: str) -> None:
