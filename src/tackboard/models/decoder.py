@@ -19,16 +19,19 @@ Shapes: T packed tokens, B rows, D width, H heads, d width of a head.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Literal, get_args
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from tackboard.batch.cross_layout import CrossLayout
 from tackboard.batch.row_layout import RowLayout
 from tackboard.core.config import check
 from tackboard.core.errors import DataError
 from tackboard.models.time_encoding import log2_boundaries
+from tackboard.ops.crossed_attention import crossed_attention
 from tackboard.ops.packed_attention import SOFTMAX, Elapsed, Weighing, packed_attention, with_tiles
 
 ROTARY_BASE = 10_000.0
@@ -53,10 +56,42 @@ def rotated(x_THd: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     return torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1).to(x_THd.dtype)
 
 
-class Block(nn.Module):
-    """Attention followed by an MLP, each with a LayerNorm before it and a residual connection around it."""
+class AttentionLayer(nn.Module):
+    """A layer in three parts: what is computed from each token before attention, attention, and what follows.
+
+    `project` takes tokens [T, D] and returns queries, keys and values [T, H, d], and what `finish` needs beside the
+    tokens. `finish` takes the tokens, what each of them read [T, H, d], and the last result of `project`. Candidates
+    (`models/crossing.py`) go through the same `project` and `finish`, so they use the same weights.
+    """
 
     compiles = True
+
+    def project(
+        self, x_TD: torch.Tensor, rotation: Rotation | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        raise NotImplementedError
+
+    def finish(self, x_TD: torch.Tensor, read_THd: torch.Tensor, rest_TE: torch.Tensor | None) -> torch.Tensor:
+        raise NotImplementedError
+
+    def weighing(self, elapsed: Elapsed | None) -> Weighing:
+        """Returns how scores become weights, given the elapsed times, or None for a backbone without a time bias."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        x_TD: torch.Tensor,
+        layout: RowLayout,
+        rotation: Rotation | None = None,
+        elapsed: Elapsed | None = None,
+    ) -> torch.Tensor:
+        q_THd, k_THd, v_THd, rest_TE = self.project(x_TD, rotation)
+        read_THd = packed_attention(q_THd, k_THd, v_THd, layout, self.weighing(elapsed))
+        return self.finish(x_TD, read_THd, rest_TE)
+
+
+class Block(AttentionLayer):
+    """Attention followed by an MLP, each with a LayerNorm before it and a residual connection around it."""
 
     def __init__(self, width: int, num_heads: int, mlp_ratio: int, dropout: float, time_bias: int = 0) -> None:
         super().__init__()
@@ -70,31 +105,44 @@ class Block(nn.Module):
         self.mlp_out = nn.Linear(mlp_ratio * width, width)
         self.time_bias = nn.Parameter(torch.zeros(time_bias, num_heads)) if time_bias else None
 
-    def forward(
-        self, x_TD: torch.Tensor, layout: RowLayout, rotation: Rotation | None, elapsed: Elapsed | None
-    ) -> torch.Tensor:
-        x_TD = x_TD + self._drop(self._attend(self.attention_norm(x_TD), layout, rotation, elapsed))
-        return x_TD + self._drop(self.mlp_out(functional.gelu(self.mlp_in(self.mlp_norm(x_TD)), approximate="tanh")))
-
-    def _attend(
-        self, x_TD: torch.Tensor, layout: RowLayout, rotation: Rotation | None, elapsed: Elapsed | None
-    ) -> torch.Tensor:
-        packed = self.attention_in(x_TD).unflatten(1, (3 * self.num_heads, -1))
+    def project(
+        self, x_TD: torch.Tensor, rotation: Rotation | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        packed = self.attention_in(self.attention_norm(x_TD)).unflatten(1, (3 * self.num_heads, -1))
         query_key, v_THd = packed.tensor_split([2 * self.num_heads], dim=1)
         if rotation is not None:
             query_key = rotated(query_key, rotation)
         q_THd, k_THd = query_key.chunk(2, dim=1)
-        weighing = SOFTMAX if elapsed is None else Weighing(time_bias_VH=self.time_bias, elapsed=elapsed)
-        return self.attention_out(packed_attention(q_THd, k_THd, v_THd, layout, weighing).flatten(1))
+        return q_THd, k_THd, v_THd, None
+
+    def finish(self, x_TD: torch.Tensor, read_THd: torch.Tensor, rest_TE: torch.Tensor | None) -> torch.Tensor:
+        x_TD = x_TD + self._drop(self.attention_out(read_THd.flatten(1)))
+        return x_TD + self._drop(self.mlp_out(functional.gelu(self.mlp_in(self.mlp_norm(x_TD)), approximate="tanh")))
+
+    def weighing(self, elapsed: Elapsed | None) -> Weighing:
+        return SOFTMAX if elapsed is None else Weighing(time_bias_VH=self.time_bias, elapsed=elapsed)
 
     def _drop(self, x: torch.Tensor) -> torch.Tensor:
         return functional.dropout(x, self.dropout, self.training)
 
 
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """Context rows that a backbone has read: their layout, and what candidates attend to."""
+
+    layout: RowLayout
+    layers: list[tuple[torch.Tensor, torch.Tensor]]
+    """Keys and values of the context tokens [T, H, d] in each layer."""
+    times_T: torch.Tensor | None
+    """The times of the context tokens as keys, if the backbone reads times."""
+    hidden_TD: torch.Tensor | None
+    """The hidden vectors of the context tokens; None if the last layer was skipped."""
+
+
 class LayerStack(nn.Module):
     """The part that all backbones share: it adds positions, calls the layers in turn, and applies a final LayerNorm.
 
-    A subclass sets `layers` and `final_norm`. A layer takes (tokens, layout, rotation, elapsed).
+    A subclass sets `layers` and `final_norm`. A layer is an `AttentionLayer`.
     """
 
     layers: nn.ModuleList
@@ -138,12 +186,62 @@ class LayerStack(nn.Module):
         """
         layout = RowLayout.of_lengths(lengths_B) if layout is None else layout
         if layout.num_tokens:
-            x_TD = self._through_layers(x_TD, layout, times_T, query_times_T)
+            x_TD, rotation, elapsed = self._entered(x_TD, layout, times_T, query_times_T)
+            for layer in self.layers_in_order():
+                x_TD = layer(x_TD, layout, rotation, elapsed)
         return x_TD if self.final_norm is None else self.final_norm(x_TD)
 
-    def _through_layers(
-        self, x_TD: torch.Tensor, layout: RowLayout, times_T: torch.Tensor | None, query_times_T: torch.Tensor | None
+    def read_context(
+        self,
+        x_TD: torch.Tensor,
+        layout: RowLayout,
+        times_T: torch.Tensor | None = None,
+        query_times_T: torch.Tensor | None = None,
+        *,
+        needs_hidden: bool = True,
+    ) -> Context:
+        """Does the same as `forward`, and keeps the keys and values of every layer for `cross`.
+
+        Candidates read only keys and values. So without `needs_hidden`, the last layer computes nothing else.
+        """
+        if not layout.num_tokens:
+            return Context(layout, [], times_T, x_TD)
+        x_TD, rotation, elapsed = self._entered(x_TD, layout, times_T, query_times_T)
+        kept, layers = [], list(self.layers_in_order())
+        for number, layer in enumerate(layers):
+            q_THd, k_THd, v_THd, rest_TE = layer.project(x_TD, rotation)
+            kept.append((k_THd, v_THd))
+            if number + 1 == len(layers) and not needs_hidden:
+                return Context(layout, kept, times_T, None)
+            read_THd = packed_attention(q_THd, k_THd, v_THd, layout, layer.weighing(elapsed))
+            x_TD = layer.finish(x_TD, read_THd, rest_TE)
+        return Context(layout, kept, times_T, x_TD if self.final_norm is None else self.final_norm(x_TD))
+
+    def cross(
+        self, x_CD: torch.Tensor, context: Context, crossing: CrossLayout, times_C: torch.Tensor | None = None
     ) -> torch.Tensor:
+        """Returns the hidden vectors of candidates [C, D], as if each stood alone at the end of its context row.
+
+        `times_C` holds the times of the candidates in ms; a backbone with a time bias needs them.
+        """
+        if len(x_CD):
+            if self.positions is not None:
+                x_CD = x_CD + functional.embedding(crossing.places, self.positions.weight)
+            rotation = rotation_of(crossing.places, self.rotary_width) if self.rotary_width else None
+            elapsed = None
+            if self.num_buckets:
+                assert context.times_T is not None and times_C is not None, "a time bias needs times"
+                elapsed = Elapsed(context.times_T, times_C, self.boundaries_ms(times_C.device))
+            for layer, (k_THd, v_THd) in zip(self.layers_in_order(), context.layers, strict=True):
+                q_CHd, k_CHd, v_CHd, rest_CE = layer.project(x_CD, rotation)
+                read_CHd = crossed_attention(q_CHd, k_CHd, v_CHd, k_THd, v_THd, crossing, layer.weighing(elapsed))
+                x_CD = layer.finish(x_CD, read_CHd, rest_CE)
+        return x_CD if self.final_norm is None else self.final_norm(x_CD)
+
+    def _entered(
+        self, x_TD: torch.Tensor, layout: RowLayout, times_T: torch.Tensor | None, query_times_T: torch.Tensor | None
+    ) -> tuple[torch.Tensor, Rotation | None, Elapsed | None]:
+        """Returns what the layers read: tokens with their positions, rotations, and elapsed times."""
         if self.positions is not None:
             layout.check_fits(self.positions.num_embeddings)
             x_TD = x_TD + functional.embedding(layout.places, self.positions.weight)
@@ -154,9 +252,7 @@ class LayerStack(nn.Module):
                 raise DataError("a backbone with a time bias was given no times", fix="add history.time to `reads`")
             asked_T = times_T if query_times_T is None else query_times_T
             elapsed = with_tiles(Elapsed(times_T, asked_T, self.boundaries_ms(times_T.device)), layout)
-        for layer in self.layers_in_order():
-            x_TD = layer(x_TD, layout, rotation, elapsed)
-        return x_TD
+        return x_TD, rotation, elapsed
 
 
 class Decoder(LayerStack):

@@ -26,19 +26,16 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tackboard.batch.row_layout import RowLayout
-from tackboard.models.decoder import LayerStack, PositionEncoding, Rotation, rotated
+from tackboard.models.decoder import AttentionLayer, LayerStack, PositionEncoding, Rotation, rotated
 from tackboard.models.time_encoding import hstu_boundaries
-from tackboard.ops.packed_attention import Elapsed, Weighing, packed_attention
+from tackboard.ops.packed_attention import Elapsed, Weighing
 
 NORM_EPS = 1e-6
 TIME_BUCKETS = 128
 
 
-class HSTULayer(nn.Module):
+class HSTULayer(AttentionLayer):
     """One layer; `head_width` is the width of queries, keys, values and gates of each head."""
-
-    compiles = True
 
     def __init__(
         self,
@@ -61,19 +58,23 @@ class HSTULayer(nn.Module):
         nn.init.xavier_uniform_(self.out.weight)
         nn.init.zeros_(self.out.bias)
 
-    def forward(
-        self, x_TD: torch.Tensor, layout: RowLayout, rotation: Rotation | None, elapsed: Elapsed | None
-    ) -> torch.Tensor:
+    def project(
+        self, x_TD: torch.Tensor, rotation: Rotation | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
         normed_TD = functional.layer_norm(x_TD, x_TD.shape[1:], eps=NORM_EPS)
         u_TE, v_TE, q_TE, k_TE = functional.silu(self.uvqk(normed_TD)).chunk(4, dim=1)
         q_THd, k_THd, v_THd = (part_TE.unflatten(1, (self.num_heads, -1)) for part_TE in (q_TE, k_TE, v_TE))
         if rotation is not None:
             q_THd, k_THd = rotated(q_THd, rotation), rotated(k_THd, rotation)
-        read_TE = packed_attention(q_THd, k_THd, v_THd, layout, self._weighing(elapsed)).flatten(1)
-        gated_TE = functional.layer_norm(read_TE, read_TE.shape[1:], eps=NORM_EPS) * u_TE
+        return q_THd, k_THd, v_THd, u_TE
+
+    def finish(self, x_TD: torch.Tensor, read_THd: torch.Tensor, rest_TE: torch.Tensor | None) -> torch.Tensor:
+        assert rest_TE is not None
+        read_TE = read_THd.flatten(1)
+        gated_TE = functional.layer_norm(read_TE, read_TE.shape[1:], eps=NORM_EPS) * rest_TE
         return x_TD + self.out(functional.dropout(gated_TE, self.dropout, self.training))
 
-    def _weighing(self, elapsed: Elapsed | None) -> Weighing:
+    def weighing(self, elapsed: Elapsed | None) -> Weighing:
         time_bias_V1 = None if elapsed is None or self.time_bias is None else self.time_bias[:, None]
         return Weighing(self.max_positions, self.position_bias, time_bias_V1, elapsed)
 

@@ -12,15 +12,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tackboard.batch.row_layout import RowLayout
-from tackboard.models.decoder import LayerStack, PositionEncoding
-from tackboard.ops.packed_attention import Weighing, packed_attention
+from tackboard.models.decoder import AttentionLayer, LayerStack, PositionEncoding, Rotation
+from tackboard.ops.packed_attention import Elapsed, Weighing
 
 
-class SASRecLayer(nn.Module):
-    """One layer: normed queries attend to tokens, the normed tokens are added, and a pointwise network follows."""
+class SASRecLayer(AttentionLayer):
+    """One layer: attention, then a pointwise network.
 
-    compiles = True
+    Queries are computed from normed tokens. The output of attention is added to these normed tokens.
+    """
 
     def __init__(self, width: int, num_heads: int, ffn_width: int, dropout: float) -> None:
         super().__init__()
@@ -34,14 +34,21 @@ class SASRecLayer(nn.Module):
         self.ffn_in = nn.Linear(width, ffn_width)
         self.ffn_out = nn.Linear(ffn_width, width)
 
-    def forward(self, x_TD: torch.Tensor, layout: RowLayout, *_no_rotation_no_times: None) -> torch.Tensor:
+    def project(
+        self, x_TD: torch.Tensor, rotation: Rotation | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
         query_TD = self.query_norm(x_TD)
         k_TD, v_TD = self.key_value(x_TD).chunk(2, dim=1)
         q, k, v = (part_TD.unflatten(1, (self.num_heads, -1)) for part_TD in (self.query(query_TD), k_TD, v_TD))
-        weighing = Weighing(dropout=self.dropout if self.training else 0.0)
-        read_TD = self.attention_out(packed_attention(q, k, v, layout, weighing).flatten(1))
-        y_TD = self.ffn_norm(query_TD + read_TD)
+        return q, k, v, query_TD
+
+    def finish(self, x_TD: torch.Tensor, read_THd: torch.Tensor, rest_TE: torch.Tensor | None) -> torch.Tensor:
+        assert rest_TE is not None
+        y_TD = self.ffn_norm(rest_TE + self.attention_out(read_THd.flatten(1)))
         return y_TD + self._drop(self.ffn_out(self._drop(functional.relu(self.ffn_in(y_TD)))))
+
+    def weighing(self, elapsed: Elapsed | None) -> Weighing:
+        return Weighing(dropout=self.dropout if self.training else 0.0)
 
     def _drop(self, x: torch.Tensor) -> torch.Tensor:
         return functional.dropout(x, self.dropout, self.training)

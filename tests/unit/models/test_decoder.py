@@ -9,10 +9,10 @@ import torch
 
 from tackboard.batch.row_layout import RowLayout
 from tackboard.core.errors import ConfigError, DataError
-from tackboard.models.decoder import Block, Decoder, rotated, rotation_of
+from tackboard.models.decoder import Block, Decoder, Rotation, rotated, rotation_of
 from tackboard.models.time_encoding import log2_boundaries
 from tackboard.ops import packed_attention_reference as reference
-from tackboard.ops.packed_attention import Elapsed
+from tackboard.ops.packed_attention import Elapsed, packed_attention
 
 TIMES = torch.tensor([0, 500, 4_000, 4_000, 90_000_000, 0, 7_000, 2_000_000])
 """Of rows of 5 and 3 tokens."""
@@ -36,6 +36,15 @@ def packed(decoder: Decoder, *rows: torch.Tensor) -> list[torch.Tensor]:
     return list(decoder(torch.cat(rows), lengths).detach().split(lengths.tolist()))
 
 
+def attended(
+    block: Block, x: torch.Tensor, layout: RowLayout, rotation: Rotation | None = None, elapsed: Elapsed | None = None
+) -> torch.Tensor:
+    """What the attention of a block adds to tokens that are normed already."""
+    block.attention_norm = torch.nn.Identity()  # type: ignore[assignment]
+    q, k, v, _ = block.project(x, rotation)
+    return block.attention_out(packed_attention(q, k, v, layout, block.weighing(elapsed)).flatten(1))
+
+
 def test_attention_equals_its_definition() -> None:
     torch.manual_seed(1)
     block = Block(width=6, num_heads=2, mlp_ratio=2, dropout=0.0)
@@ -49,7 +58,7 @@ def test_attention_equals_its_definition() -> None:
             for place in range(length):
                 weights = (k[: place + 1, part] @ q[place, part] / math.sqrt(3)).softmax(0)
                 expected[first + place, part] = weights @ v[: place + 1, part]
-    found = block._attend(x, RowLayout.of_lengths(torch.tensor(lengths)), None, None)
+    found = attended(block, x, RowLayout.of_lengths(torch.tensor(lengths)))
     assert torch.allclose(found, block.attention_out(expected), atol=1e-5)
 
 
@@ -135,7 +144,7 @@ def test_attention_with_time_equals_its_definition(
     layout = RowLayout.of_lengths(torch.tensor(lengths))
     elapsed = Elapsed(TIMES, ASKED, log2_boundaries(12, 1000, TIMES.device))
     rotation = rotation_of(layout.places, 4) if rotary else None
-    found = block._attend(x, layout, rotation, elapsed)
+    found = attended(block, x, layout, rotation, elapsed)
     assert torch.allclose(found, plain_attention(block, x, lengths, TIMES, ASKED, rotary=rotary), atol=1e-5)
 
 

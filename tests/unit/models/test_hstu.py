@@ -121,7 +121,7 @@ def test_what_a_token_reads_grows_with_the_keys_that_match_it() -> None:
     layer = hstu_with(num_heads=1).layers[0]
     assert isinstance(layer, HSTULayer)
     ones = torch.ones(6, 1, 6)
-    read = packed_attention(ones, ones, ones, RowLayout.of_lengths(torch.tensor([6])), layer._weighing(None))[:, 0, 0]
+    read = packed_attention(ones, ones, ones, RowLayout.of_lengths(torch.tensor([6])), layer.weighing(None))[:, 0, 0]
     assert (read[1:] > read[:-1] * 1.1).all()
 
 

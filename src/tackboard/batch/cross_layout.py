@@ -1,0 +1,138 @@
+"""Says which context each candidate of a request sees. The host knows this without asking the device.
+
+The input is the offsets of the context rows (one row per request) and the row of each candidate, both on the CPU. The
+output is a `CrossLayout`, which `ops.crossed_attention` reads. Each context row is stored once, for all of its
+candidates, so the layout pairs rows with pieces of their candidates:
+
+    context rows      ▷ a b c        ▷ d                 3 + 1 and 1 + 1 tokens
+    candidates        p q r          s                   of row 0, and of row 1
+    pieces            (row 0: p q r) (row 1: s)          at most PIECE candidates each
+
+Pieces with similar numbers of candidates and context rows of similar length share a grid [V pieces, c candidates, S
+tokens]. Padded cells repeat a token or a candidate; scores of padded tokens are masked, and nothing reads what padded
+candidates got.
+
+Shapes: B rows, T context tokens, C candidates, V pieces of a grid.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tackboard.batch.row_layout import cuts_of
+from tackboard.core.errors import DataError
+from tackboard.features.column import offsets_of, ranges
+
+PIECE = 256
+"""Largest number of candidates of a piece. A row with more candidates has several pieces."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CrossGroup:
+    """A grid: its number of pieces, candidates of its largest piece, tokens of its longest row, and first cells."""
+
+    num_pieces: int
+    num_candidates: int
+    num_tokens: int
+    first_piece: int
+    first_candidate_cell: int
+    first_token_cell: int
+
+
+@dataclasses.dataclass(frozen=True)
+class CrossLayout:
+    """The grids of a batch, and index tensors (int64) on the host or on a device."""
+
+    groups: tuple[CrossGroup, ...]
+    tokens: torch.Tensor
+    """The context token of each token cell of all grids."""
+    candidates: torch.Tensor
+    """The candidate of each candidate cell of all grids."""
+    cells: torch.Tensor
+    """The candidate cell of each candidate [C]."""
+    lengths: torch.Tensor
+    """The number of context tokens of each piece's row, in the order of the pieces."""
+    first_visible: torch.Tensor
+    """The first place of its row that the candidates of each piece may see; 0 unless the length is fixed."""
+    places: torch.Tensor
+    """The place of each candidate: the number of context tokens before it [C]."""
+
+    @classmethod
+    def of(cls, offsets: torch.Tensor, row_of_candidate: torch.Tensor, fixed_length: int = 0) -> CrossLayout:
+        """Returns the layout of context rows with these offsets [B + 1] and candidates of these rows [C], rising.
+
+        With a `fixed_length`, row and candidate together have at most this many slots: if there are more, the candidate
+        takes the place of the oldest tokens, which it then does not see.
+        """
+        offsets_np, row_of = offsets.numpy().astype(np.int64), row_of_candidate.numpy().astype(np.int64)
+        lengths_B = np.diff(offsets_np)
+        rises = not len(row_of) or (0 <= row_of[0] and row_of[-1] < len(lengths_B) and not (np.diff(row_of) < 0).any())
+        if not rises:
+            raise DataError(
+                f"candidates belong to rows that do not rise from 0 to {len(lengths_B) - 1}",
+                fix="sort the candidates by their request",
+            )
+        rows_V, firsts_V, counts_V = _pieces(np.bincount(row_of, minlength=len(lengths_B)))
+        groups, order, tokens, candidates = _grids(offsets_np, lengths_B, rows_V, firsts_V, counts_V)
+        # Where padding repeats a candidate, the first cell counts.
+        cells = np.zeros(len(row_of), dtype=np.int64)
+        cells[candidates[::-1]] = np.arange(len(candidates))[::-1]
+        lengths_V = lengths_B[rows_V[order]]
+        hidden_V = np.maximum(lengths_V + 1 - fixed_length, 0) if fixed_length else np.zeros_like(lengths_V)
+        parts = (tokens, candidates, cells, lengths_V, hidden_V, lengths_B[row_of])
+        return cls(groups, *(torch.from_numpy(np.ascontiguousarray(part)) for part in parts))
+
+    @property
+    def num_candidates(self) -> int:
+        return len(self.cells)
+
+
+def _pieces(counts_B: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Cuts the candidates of each row into pieces; returns row, first candidate and number of candidates of each."""
+    num_pieces = -(-counts_B // PIECE)
+    rows = np.repeat(np.arange(len(counts_B)), num_pieces)
+    place = ranges(np.zeros_like(num_pieces), num_pieces)
+    starts = (offsets_of(counts_B)[:-1])[rows] + place * PIECE
+    return rows, starts, np.minimum(counts_B[rows] - place * PIECE, PIECE)
+
+
+def _grids(
+    offsets: NDArray[np.int64],
+    lengths_B: NDArray[np.int64],
+    rows_V: NDArray[np.int64],
+    firsts_V: NDArray[np.int64],
+    counts_V: NDArray[np.int64],
+) -> tuple[tuple[CrossGroup, ...], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the groups, the order of the pieces, the token of each token cell and the candidate of each cell."""
+    lengths_V = lengths_B[rows_V]
+    octave_V = np.ceil(np.log2(np.maximum(counts_V, 1))).astype(np.int64)
+    order = np.lexsort((lengths_V, octave_V))
+    groups: list[CrossGroup] = []
+    tokens, candidates = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    token_cell = candidate_cell = 0
+    for begin, end in _bounds(octave_V[order], lengths_V[order]):
+        pieces = order[begin:end]
+        most, longest = int(counts_V[pieces].max()), int(lengths_V[pieces].max())
+        groups.append(CrossGroup(len(pieces), most, longest, begin, candidate_cell, token_cell))
+        place_S = np.minimum(np.arange(longest), np.maximum(lengths_V[pieces] - 1, 0)[:, None])
+        # A row without tokens in a grid with tokens reads token 0, and the mask hides it.
+        start_V1 = np.minimum(offsets[rows_V[pieces]], max(0, int(offsets[-1]) - 1))[:, None]
+        tokens.append((start_V1 + place_S).ravel())
+        candidates.append((firsts_V[pieces, None] + np.minimum(np.arange(most), counts_V[pieces, None] - 1)).ravel())
+        token_cell, candidate_cell = token_cell + len(tokens[-1]), candidate_cell + len(candidates[-1])
+    return tuple(groups), order, np.concatenate(tokens), np.concatenate(candidates)
+
+
+def _bounds(octave_V: NDArray[np.int64], lengths_V: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Returns where each grid of the sorted pieces begins and ends."""
+    bounds: list[tuple[int, int]] = []
+    edges = [0, *(np.flatnonzero(np.diff(octave_V)) + 1).tolist(), len(octave_V)]
+    for begin, end in itertools.pairwise(edges):
+        cuts = [0, *cuts_of(np.maximum(lengths_V[begin:end], 1))] if end > begin else []
+        bounds += [(begin + first, begin + last) for first, last in itertools.pairwise(cuts)]
+    return bounds
