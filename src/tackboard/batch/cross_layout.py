@@ -71,7 +71,7 @@ class CrossLayout:
         """
         offsets_np, row_of = offsets.numpy().astype(np.int64), row_of_candidate.numpy().astype(np.int64)
         lengths_B = np.diff(offsets_np)
-        rises = not len(row_of) or (0 <= row_of[0] and row_of[-1] < len(lengths_B) and not (np.diff(row_of) < 0).any())
+        rises = not len(row_of) or (row_of[0] >= 0 and row_of[-1] < len(lengths_B) and not (np.diff(row_of) < 0).any())
         if not rises:
             raise DataError(
                 f"candidates belong to rows that do not rise from 0 to {len(lengths_B) - 1}",

@@ -20,7 +20,7 @@ Shapes: T packed tokens, B rows, D width, H heads, d width of a head.
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -207,7 +207,8 @@ class LayerStack(nn.Module):
         if not layout.num_tokens:
             return Context(layout, [], times_T, x_TD)
         x_TD, rotation, elapsed = self._entered(x_TD, layout, times_T, query_times_T)
-        kept, layers = [], list(self.layers_in_order())
+        kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+        layers: list[Any] = list(self.layers_in_order())
         for number, layer in enumerate(layers):
             q_THd, k_THd, v_THd, rest_TE = layer.project(x_TD, rotation)
             kept.append((k_THd, v_THd))
@@ -232,7 +233,8 @@ class LayerStack(nn.Module):
             if self.num_buckets:
                 assert context.times_T is not None and times_C is not None, "a time bias needs times"
                 elapsed = Elapsed(context.times_T, times_C, self.boundaries_ms(times_C.device))
-            for layer, (k_THd, v_THd) in zip(self.layers_in_order(), context.layers, strict=True):
+            layers: list[Any] = list(self.layers_in_order())
+            for layer, (k_THd, v_THd) in zip(layers, context.layers, strict=True):
                 q_CHd, k_CHd, v_CHd, rest_CE = layer.project(x_CD, rotation)
                 read_CHd = crossed_attention(q_CHd, k_CHd, v_CHd, k_THd, v_THd, crossing, layer.weighing(elapsed))
                 x_CD = layer.finish(x_CD, read_CHd, rest_CE)

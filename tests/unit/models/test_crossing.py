@@ -47,7 +47,7 @@ class Problem:
         self.lengths, self.counts = torch.tensor(lengths), torch.tensor(counts)
         self.x = torch.randn(sum(lengths), WIDTH, dtype=torch.float64, requires_grad=True)
         self.candidates = torch.randn(sum(counts), WIDTH, dtype=torch.float64, requires_grad=True)
-        self.times = torch.cat([torch.randint(0, 10**8, (n,)).sort().values for n in lengths])
+        self.times = torch.cat([torch.randint(0, 10**8, (n,)).sort().values for n in [*lengths, 0]])
         self.row_of = torch.repeat_interleave(torch.arange(len(counts)), self.counts)
         self.asked = torch.randint(10**8, 2 * 10**8, (len(counts),))[self.row_of]
 
