@@ -1,4 +1,4 @@
-"""Folding computes an expression once per entity, not once per row, if it depends only on the entity's attributes.
+"""If an expression depends only on the attributes of a user or item, folding computes it once per user or item.
 
 For example, the lower-case title of an item and the logarithm of its price are the same in every request. `fold`
 computes such expressions for the whole table of items (or users). It returns a plan that reads the computed values as
