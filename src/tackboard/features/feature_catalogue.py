@@ -86,7 +86,7 @@ class FeatureCatalogue:
         self._same = [self._compare(model) for model in models]
 
     def users_of(self, name: str) -> dict[int, bool]:
-        """Returns model position → whether the model reads the current version, for each model that reads the feature."""
+        """Returns model position → whether the model reads the current version, for models that read the feature."""
         return {number: same[name] for number, same in enumerate(self._same) if name in same}
 
     def _compare(self, model: ModelUse) -> dict[str, bool]:

@@ -227,7 +227,7 @@ class Admission(Generic[Request, Result]):
         return len(left)
 
     def check_time(self, size: int, deadline_s: float) -> None:
-        """Refuses a request of this size if `submit` would refuse it as late, so that its values need not be read."""
+        """Refuses a request of this size now if `submit` would refuse it as too late. Then nobody reads its values."""
         with self._changed:
             self._check_time(size, deadline_s, _due_by(deadline_s))
 
