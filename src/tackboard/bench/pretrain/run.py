@@ -1,5 +1,4 @@
-"""`tackboard bench pretrain` times a training step, adds one optimisation at a time, and compares the step with its
-floor.
+"""`tackboard bench pretrain` times a training step with more and more optimisations, and compares it with its floor.
 
 The bench takes names of sizes (`data.PRESETS`) and returns a dictionary of figures. For each size it measures:
 

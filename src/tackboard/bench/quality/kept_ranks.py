@@ -40,7 +40,7 @@ FORMAT_VERSION = 1
 SUFFIX = "_ranks.npz"
 STUDY = "study"
 DERIVED = {"metrics": "ranks", "best_metrics": "ranks_best"}
-"""Name of metrics in a result → name of the ranks from which they are computed. `ranks_…_ahead` is both names."""
+"""Name of metrics in a result → name of the ranks behind them. For `ranks_…_ahead`, the two names are the same."""
 
 UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error)
 """The errors that reading may raise if a file is not as `write_kept` wrote it."""
