@@ -18,7 +18,10 @@ from tackboard.ops.packed_attention import Weighing, packed_attention
 
 
 class SASRecLayer(nn.Module):
-    """One layer: normed queries attend to tokens, the normed tokens are added, and a pointwise network follows."""
+    """One layer: attention, then a pointwise network.
+
+    Queries are computed from normed tokens. The output of attention is added to these normed tokens.
+    """
 
     compiles = True
 
