@@ -27,7 +27,7 @@ features = FeatureSet(
     like_rate=(feature("likes_7d") / feature("events_7d")).finite().fill_missing(0.0),
     interest=likes.decayed_sum(1.0, half_life=hours(12)).log1p(),
     recency=(away_s.log1p() / 8.0).described("Time since the last event, on a logarithmic scale."),
-    # The features above are made of some of the following features. Other models may read the rest.
+    # Some of the following features are parts of the features above. The others are for other models.
     hour=request.time.hour("Europe/Berlin"),
     likes_7d=likes.within(days(7)).count(),
     events_7d=events.within(days(7)).count(),

@@ -196,7 +196,7 @@ def write_table(packages: list[Package]) -> int:
 
 
 def outdated_rows(packages: list[Package]) -> list[str]:
-    """Returns installed packages with a hash in the lock that docs/licences.md lists differently or not at all."""
+    """Returns the installed packages that are locked with a hash and have a wrong or no row in docs/licences.md."""
     rows = TABLE.read_text(encoding="utf-8").splitlines()
     locks = read_locks()
     locked = [package for package in packages if lock_word(package, locks) == "hash"]

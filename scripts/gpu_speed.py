@@ -1,4 +1,4 @@
-"""Measures the parts of a training step that have kernels of our own, alone and on a GPU, beside other ways.
+"""Measures on a GPU each part of a training step that has a kernel of our own, beside other implementations.
 
     python scripts/gpu_speed.py [attention] [loss] [tables]
 
@@ -58,7 +58,7 @@ def mixed_lengths() -> list[int]:
 
 
 def compare(name: str, lengths: list[int]) -> None:
-    """Prints the times of both kernels for rows of these lengths."""
+    """Prints the times of torch's kernel and of ours, for rows of these lengths."""
     layout = RowLayout.of_lengths(torch.tensor(lengths)).to("cuda")
     shape = (NUM_TOKENS, NUM_HEADS, WIDTH)
     q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))

@@ -1,8 +1,8 @@
 """Makes `.venv` in this checkout and installs one group of packages into it.
 
 The script takes the name of the group (core, demo, dev, distributed, ray), and reads the group's lock in requirements/
-and pip's configuration. It makes a working `.venv` with the package in editable mode, and a stamp that makes the next
-run return at once.
+and pip's configuration. It makes a working `.venv` with the package in editable mode, and writes a stamp. If nothing
+has changed, the next run finds the stamp and returns at once.
 
 Decided:
 - This script uses only the standard library, and only syntax that Python 3.6 can parse, so that an old Python prints a
@@ -14,8 +14,8 @@ Decided:
   a machine without a GPU never downloads gigabytes of CUDA unannounced. For such a machine, the script looks for a CPU
   build in the configured index or wheel folder, then in PyTorch's public CPU index. If neither has a CPU build, the
   CUDA build is installed, with a warning.
-- A marker is written first. At the end the stamp is written and the marker is removed. A run that finds a marker after
-  an unfinished run compares the size of every installed file with its record, and replaces damaged packages.
+- A marker is written first. At the end the stamp is written and the marker is removed. A run that finds a marker knows
+  that an earlier run did not finish: it compares the size of every file with its record and replaces damaged packages.
 """
 
 import argparse
@@ -89,7 +89,7 @@ def applies_here(requirement: str, system: str, machine: str) -> bool:
 
 
 def torch_build(version: str, requires: Sequence[str], system: str = "Linux", machine: str = "x86_64") -> str:
-    """Returns "cpu" or "cuda". The local part of the version decides, or if there is none, the wheel's requirements."""
+    """Returns "cpu" or "cuda". The version's local part (`+cpu`) decides; without one, the wheel's requirements do."""
     local = version.partition("+")[2].lower()
     if local:
         return "cpu" if local.startswith("cpu") else "cuda"
@@ -335,7 +335,7 @@ def locked(name: str) -> List[str]:
 
 
 def configured_index() -> str:
-    """Returns the index that pip uses, for messages and without credentials."""
+    """Returns the URL of the index that pip uses, without credentials, to show it in messages."""
     if os.environ.get("PIP_NO_INDEX"):
         return "(none: PIP_NO_INDEX is set)"
     url = os.environ.get("PIP_INDEX_URL", "")
@@ -346,7 +346,7 @@ def configured_index() -> str:
 
 
 def ask_torch(pin: str, index_url: Optional[str] = None) -> Tuple[Optional[TorchChoice], str]:
-    """Asks pip which torch it would install, by default from the configured places; returns this and pip's output."""
+    """Asks pip which torch it would install, by default from the configured places. Returns it and pip's output."""
     report_path = os.path.join(VENV, "torch-report.json")
     arguments = ["install", "--dry-run", "--ignore-installed", "--no-deps", "--report", report_path, "torch==" + pin]
     if index_url:
@@ -485,7 +485,7 @@ def damaged_packages() -> List[str]:
 
 
 def repair_interrupted() -> None:
-    """Removes packages that an unfinished run damaged. Whichever run needs a package installs it again."""
+    """Removes packages that an unfinished run damaged. The next run that needs such a package installs it again."""
     for name in installed_records():
         if not os.path.exists(os.path.join(site_packages(), name, "RECORD")):
             # pip writes RECORD last, and refuses to remove or replace a package without a RECORD.

@@ -1,10 +1,10 @@
 """Makes `.rivals/venv` with the libraries that `tackboard bench features` and `bench loader` compare Tackboard with.
 
 The script reads requirements/rivals.txt and pip's configuration. It makes an environment with exactly those packages,
-and writes a stamp that makes the next run return at once.
+and writes a stamp. If nothing has changed, the next run finds the stamp and returns at once.
 
-torch is not installed twice: a path file at the end of the search path makes the packages of `.venv` visible. So the
-rivals compute with the same torch, and 0.7 GB are saved. If both environments have a package, the rivals use their own.
+torch is not installed twice: a path file adds the packages of `.venv` at the end of the search path. So the rivals
+compute with the same torch, and 0.7 GB are saved. If both environments have a package, the rivals use their own.
 Decided: the Python of `.venv` makes the environment (`make rivals` ensures that), because a comparison between two
 Pythons says little. An environment with another stamp is made anew, never repaired, because nobody changes it by hand.
 """

@@ -37,7 +37,7 @@ def sizes_of(batch: Any) -> dict[str, int]:
 
 
 def measure(config: RunConfig, most_steps: int) -> None:
-    """Prints the padding of the steps of one epoch, at most `most_steps`."""
+    """Prints the padding of the first steps of an epoch, at most `most_steps` of them."""
     assert isinstance(config.model, PinFMConfig)
     source = config.data.open(features_for(config))
     with rows_on("meta"):
@@ -65,7 +65,7 @@ def measure(config: RunConfig, most_steps: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Measure the padding of an epoch.")
     parser.add_argument("size", help="a size of tackboard bench pretrain, such as cpu or ml-1m")
-    parser.add_argument("--data", type=Path, help="a dataset, instead of the synthetic log of the size")
+    parser.add_argument("--data", type=Path, help="read this dataset instead of the size's synthetic log")
     parser.add_argument("--steps", type=int, default=1 << 31, help="the largest number of steps to read")
     asked = parser.parse_args()
     preset = find_preset(asked.size)

@@ -23,7 +23,7 @@ Array = NDArray[Any]
 def frame(table: pa.Table) -> pd.DataFrame:
     """Returns a table as a data frame, without its columns of vectors.
 
-    Strings become categoricals. Ints become floats if some are missing.
+    A column of strings becomes categorical. A column of ints becomes floats if a value is missing.
     """
     names = [name for name in table.column_names if not pa.types.is_fixed_size_list(table[name].type)]
     return table.select(names).to_pandas()

@@ -3,9 +3,9 @@
 It takes the tables and returns Feast's answer to one request. It runs in the rivals' environment only (`make rivals`).
 The features are two on-demand feature views, because requests and candidates have different inputs. `of_request` has
 one row, and its inputs are the user's events as arrays. `of_candidates` has a row per candidate, and its inputs are the
-attributes of the item and the values of the request, repeated in every row. If contenders may prepare, the features
-that depend on an item alone are computed beforehand and stored with the item. The second view then computes only the
-features that depend on both request and item. Three variants are measured:
+attributes of the item and the values of the request, repeated in every row. If rivals may prepare data before the time
+is taken, the features that depend on an item alone are computed then and stored with the item. The second view then
+computes only the features that depend on both request and item. Three variants are measured:
 
     python   `transform_dict` in native Python mode, with inputs already fetched, as lists
     pandas   `transform_arrow` in pandas mode for candidates, with inputs already fetched, as Arrow tables; the view of
@@ -15,7 +15,7 @@ features that depend on both request and item. Three variants are measured:
 
 `python` and `pandas` time only the functions that `get_online_features` calls inside, without its overhead. So their
 times are a lower bound of Feast's time. The code is tuned: the functions use NumPy or vectorised pandas, with the same
-code as `features_numpy` and `features_pandas`. Rows are looped over only to look up cached results for strings.
+code as `features_numpy` and `features_pandas`. A loop over rows only looks up cached results for strings.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ per candidate. It runs in the rivals' environment only (`make rivals`). It is tu
 and each choice was measured. There is no `apply` and no loop over rows, and vectors are separate arrays. In a batch,
 strings are categoricals. Features that depend on an item alone are computed once per item and taken by position. Frames
 are merged with only the needed columns. For one request, the values of the user are plain numbers, not frames of one
-row. Its texts are plain strings, because a categorical would carry all its categories through every operation.
+row. Texts are then plain strings, because a categorical would carry all its categories through every operation.
 `features_numpy` measures code without frames.
 """
 

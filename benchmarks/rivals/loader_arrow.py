@@ -1,15 +1,15 @@
-"""This rival is a torch IterableDataset over Parquet row groups, tuned by hand, with a vectorised collate.
+"""This rival is a torch IterableDataset over Parquet row groups, tuned by hand, with a vectorised collate function.
 
-Row groups are read in a shuffled order, a window of them at a time, with our window size. The segments of a window are
-shuffled together and gathered once. Then a batch only takes a slice of each column and calls the collate. There are two
-variants:
+Row groups are read in a shuffled order, in windows. A window is a set of row groups that are in memory together; it is
+as large as our windows. The segments of a window (pieces of users' histories) are shuffled together and gathered once.
+Then a batch only takes a slice of each column and calls the collate function. There are two variants:
 
-    events     reads events.parquet of our snapshot, and finds users, the split and segments in NumPy for each window
+    events     reads our events.parquet, and finds users, held-out events and segments in NumPy for each window
     examples   reads a file with one row per segment, prepared beforehand, so it only reads, shuffles and collates
 
-On 2 million events an epoch took 0.29 CPU seconds with `events` and 0.30 with `examples`. So `events`, which needs no
-second file, is the contender. Arrow's own `take` of list columns costs about as much as the gather in NumPy (26 and 24
-ms for 23,000 segments).
+On 2 million events an epoch took 0.29 CPU seconds with `events` and 0.30 with `examples`. So the bench
+measures `events`, which needs no second file. Arrow's own `take` of list columns costs about as much as the gather in
+NumPy (26 and 24 ms for 23,000 segments).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""This module holds the code that the rivals of `tackboard bench loader` share: windows, steps and the collate.
+"""This module holds the code that the rivals of `tackboard bench loader` share: windows, steps and collation.
 
-Segments of events come as NumPy arrays, or as a table of examples. This module cuts them into the batches that
-`tackboard.bench.loader.data.Setting` describes, as the tensors of `SequenceBatch`. A rival only implements how it reads
-windows. Our `make_batch` is not called.
+Segments (pieces of users' histories) come as NumPy arrays, or as a table of examples. This module cuts them into the
+batches that `tackboard.bench.loader.data.Setting` describes, as the tensors of `SequenceBatch`. A rival only implements
+how it reads windows (sets of segments that are shuffled together). The rivals do not call our `make_batch`.
 
 Four ways to find the distinct items of a batch were measured, in CPU ms. The last way is used:
 

@@ -1,7 +1,7 @@
-"""This rival is Ray Data on one machine: one row per segment, `iter_batches` in Arrow format, the vectorised collate.
+"""This rival is Ray Data on one machine: a row per segment, `iter_batches` in Arrow format, vectorised collation.
 
-There are two variants. On 2 million events an epoch took 1.0 CPU seconds with `window` and 1.2 with `local`, so
-`window` is the contender:
+There are two variants. On 2 million events an epoch took 1.0 CPU seconds with `window` and 1.2 with `local`, so the
+bench measures `window`:
 
     window   reads batches as large as our window, shuffles and gathers them in NumPy, and cuts them into steps
     local    lets Ray shuffle in a buffer as large as our window; small batches go through the same code as windows

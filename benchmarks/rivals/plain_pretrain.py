@@ -7,7 +7,7 @@ trains, and prints its figures as one JSON object. It is written as a competent 
 
 - `nn.Embedding` with sparse gradients for the tables, and `torch.optim.Adagrad`, which updates only the touched rows;
 - every distinct item of a batch is looked up once, as in Tackboard;
-- `nn.TransformerEncoder` (pre-norm) over a padded grid, with a causal mask and a key padding mask;
+- `nn.TransformerEncoder` (pre-norm) over a padded grid (rows × positions), with a causal mask and a key padding mask;
 - dense logits of all predictions and items, masked, and `cross_entropy`; the logQ weights are added to the logits;
 - AdamW that updates all dense parameters at once (`foreach`), with gradients clipped by their norm;
 - the loss is read every ten steps.
@@ -33,7 +33,7 @@ EXCLUDED = -1e4
 
 
 def main(arguments: list[str]) -> None:
-    """Trains the spec in the file `arguments[0]` and prints the figures."""
+    """Trains the model of the spec in the file `arguments[0]` and prints the figures."""
     spec = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     sys.stdout.write(json.dumps(train(spec)) + "\n")
 
@@ -162,7 +162,7 @@ def build(setting: dict[str, Any]) -> Any:
         def info_nce(
             self, predicting_PD: torch.Tensor, items_MD: torch.Tensor, batch: dict[str, torch.Tensor]
         ) -> torch.Tensor:
-            """Returns the mean cross entropy of each event's item against drawn items that its user did not touch."""
+            """Returns the mean cross entropy over the events. Negatives are drawn items that the user did not touch."""
             negatives_K, items_N = batch["negatives"], batch["items"]
             lengths = batch["offsets"][1:] - batch["offsets"][:-1]
             rows_N = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)

@@ -1,8 +1,8 @@
 """Defines the batches that models read: histories as tensors, and requests with candidates as tensors.
 
-A batch of B histories holds N events packed end to end and the M distinct items among them. An event refers to its item
-by the item's position in the list of distinct items. So a table row is looked up once per distinct item, however often
-the item occurs. Row ids are computed when the batch is built, never inside `forward`.
+A batch of B histories holds N events, packed end to end, and the M distinct items of these events. An event refers to
+its item by the item's position in the list of distinct items. So a table row is looked up once per distinct item,
+however often the item occurs. Row ids are computed when the batch is built, never inside `forward`.
 
     offsets  [B+1]  0 ────── 3 ───────────── 7      two histories, of 3 and of 4 events
     items    [N]    0  1  0    2  1  3  2           positions in the distinct items
@@ -78,7 +78,7 @@ class Batch:
         return self._with(targets=targets)
 
     def with_padding(self, num_padding: int) -> Self:
-        """Returns the same batch, which knows that its last `num_padding` events are padding."""
+        """Returns the same batch, with the note that its last `num_padding` events are padding."""
         return self._with(num_padding=num_padding)
 
     def _with(self, **values: Any) -> Self:
@@ -206,10 +206,10 @@ class RequestBatch(Batch):
         request_of [C]     0 0 0 0 1 1 1            the request of each candidate, rising
         candidates [C]                              positions among histories.item_ids
 
-    Each history is stored once. `expand` repeats results that were computed from histories, on the device. `labels` are
-    0 or 1; a loss must leave out labels that are not `known` yet. `features` holds the features of candidates [C], and
-    `histories.request` holds the features of requests [U]. `of_candidates` returns a feature of either kind for each
-    candidate.
+    Each history is stored once. `expand` works on the device: it repeats results of a history for each candidate.
+    `labels` are 0 or 1; a loss must leave out labels that are not `known` yet. `features` holds the features of
+    candidates [C], and `histories.request` holds the features of requests [U]. `of_candidates` returns a feature of
+    either kind for each candidate.
 
     Seven fields have values only in batches of labelled requests. In a batch of a server, `request_ms` is 0,
     `positions` are -1, `weights` are 1, `labels` and `known` are empty, `histories.users` are 0 and

@@ -1,20 +1,21 @@
 """Pads a batch on the host, so that the sizes of its tensors repeat from step to step.
 
-A batch comes in and goes out with more events, histories and items at its end, all of which are padding. A compiled
-step, an allocator and a recorded CUDA graph work best with sizes that they have seen before. Padding changes no result:
+The input is a batch. The output is the same batch with more events, histories and items at its end, all of which are
+padding. A compiled step, an allocator and a recorded CUDA graph work best with sizes that they have seen before.
+Padding changes no result:
 
     an item of padding      has the row -1 in every table: it reads zeros and is never updated; it is no negative
     an event of padding     is not positive, so nothing predicts it, and it is in a history of padding
     a history of padding    belongs to the last user, and has at least one event if it is the first such history
 
-Every size grows to a multiple of a sixteenth of the power of two at or below it, and then by SPARE. So a large size
-grows by less than 7%, and there is always at least one element of padding, to which the padding of other tensors can
-point. Sizes that decide little of the work, such as the number of histories, have fewer steps (`coarse_size`), because
-every further size multiplies the number of different shapes. All sizes are multiples of 16, because compiled kernels
-are faster for them.
+A size n is rounded up to a multiple of p/16, where p is the largest power of two that is at most n. Then SPARE is
+added. So a large size grows by less than 7%, and there is always at least one element of padding, to which the padding
+of other tensors can point. Sizes that decide little of the work, such as the number of histories, are rounded more
+coarsely (`coarse_size`), because every further size multiplies the number of different shapes. All sizes are multiples
+of 16, because compiled kernels are faster for them.
 
 Decided: a size is a function of the batch alone and not of earlier batches, so a resumed run repeats it. The plan of
-steps fills all steps of an epoch almost equally, so most sizes fall into one or two buckets.
+steps fills all steps of an epoch almost equally, so most sizes take only one or two different values.
 
 Shapes: B rows (histories), N packed events, M distinct items, K drawn items.
 """
@@ -32,7 +33,7 @@ STEPS_PER_OCTAVE = 16
 COARSE_STEPS_PER_OCTAVE = 4
 """The same for sizes that decide little of the work."""
 SPARE = 16
-"""Elements of padding in addition to those that round the size up. A step often fills a power of two exactly."""
+"""Number of elements that are added after rounding up, because a step often fills a power of two exactly."""
 
 
 def padded_size(count: int) -> int:

@@ -61,7 +61,8 @@ class RowLayout:
     """`longest` rounded up to a power of two, so that kernels see few different numbers. It is stored, because compiled
     code that computed it would be compiled again for every `longest`."""
     num_tiles: int
-    """Number of tiles of a block of queries and a block of keys at or before it in its row, padded by `size_of`."""
+    """Number of tiles, padded by `size_of`. A tile is a block of queries with a block of keys of the same row; the keys
+    are not after the queries."""
     groups: tuple[Group, ...]
     """The grids, from short rows to long rows. Empty rows are in no grid."""
     offsets: torch.Tensor
@@ -86,7 +87,7 @@ class RowLayout:
     def of(cls, offsets: torch.Tensor, size_of: Callable[[int], int] = int) -> RowLayout:
         """Returns the layout of rows with these offsets [B + 1], a CPU tensor of whole numbers.
 
-        `size_of` is a function from a size to the size to which it is padded. It pads `packed` and `num_tiles`.
+        `size_of` takes a size and returns the padded size. It decides the sizes of `packed` and `num_tiles`.
         """
         if offsets.is_cuda:
             raise DataError("the offsets of a layout are on a GPU", fix="build the layout where the batch is built")

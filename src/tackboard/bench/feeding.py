@@ -3,7 +3,8 @@
 Instead of training, the GPU computes a series of matrix products in each step. This takes about as long as a step of
 pretraining with 8 layers of width 512 and 65,536 tokens. The bench compares three ways of moving a batch to the device.
 Each way is measured twice: with and without reading the loss in every step. A trainer that reads the loss makes the
-host wait for the GPU. All ways take turns, and the result says if other processes disturbed the run (`turns`).
+host wait for the GPU. These measurements take turns, and the result says if other processes disturbed the run (see
+`turns`).
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ START_S = 20.0
 
 
 class RedisServer:
-    """A `redis-server` with its files in `folder`. `appendfsync` is the Redis setting; `off` writes nothing to disk."""
+    """A `redis-server` with its files in `folder`. `appendfsync` is a Redis setting; `off` disables all writes to
+    disk."""
 
     def __init__(self, folder: Path, *, appendfsync: str = "off") -> None:
         if not RedisServer.is_installed():

@@ -1,4 +1,4 @@
-"""Finds the rivals of `tackboard bench features` and `tackboard bench loader`, and the Python that runs them.
+"""Finds the rivals (other tools) of `bench features` and `bench loader`, and the Python interpreter that runs them.
 
 The code of the rivals is in `benchmarks/rivals/` of a checkout, never in the package. `make rivals` installs the
 libraries that the rivals need in `.rivals/venv`. If the code or the libraries are missing, a bench prints one line and
@@ -23,7 +23,7 @@ NOT_INSTALLED = "not installed: make rivals"
 
 
 def environment() -> dict[str, str]:
-    """Returns the environment variables that let a contender's process import this package and the package `rivals`."""
+    """Returns environment variables with which a process can import this package and the package `rivals`."""
     return {"PYTHONPATH": f"{SOURCE}:{CODE.parent}", "PYTHONWARNINGS": "ignore"}
 
 

@@ -1,12 +1,13 @@
 """`tackboard bench sequences` measures appends to the sequence store and reads from it, on SQLite and on Redis.
 
-Each engine stores the same users in its folder. Before anything is timed, events are read back and compared with the
-appended events. Then the engines take turns at every case (`turns`). Each figure is for one client that waits for every
-answer. Times are wall-clock times, because an append waits for the disk. The report names what each engine guarantees
-once it has acknowledged an append, because a stronger guarantee costs time. It also says if a run was disturbed.
+An engine is SQLite or Redis with one setting of durability. Each engine stores the same users in its own folder. Before
+anything is timed, events are read back and compared with the appended events. Then the engines take turns at every case
+(`turns`). Each figure is for one client that waits for every answer. Times are wall-clock times, because an append
+waits for the disk. The report names what each engine guarantees once it has acknowledged an append, because a stronger
+guarantee costs time. It also says if a run was disturbed.
 
     append    one event per call, or 100 or 1,000 events of many users per call; measures events per second and the time
-              of a call, which also merges a user's buffer into chunks if the new events do not fit in the buffer
+              of a call. If new events do not fit in a user's buffer, the call also merges the buffer into chunks
     read      the last 256 events or all events of a user with 256 or 16,000 events, in two columns or in all columns;
               measures reads per second, the time of a call and bytes per read
 """
@@ -78,7 +79,7 @@ class StoreSizes:
     num_long: int
     """Number of users with 16,000 events."""
     num_calls: int
-    """Number of calls that append one event, and of reads of each kind. Calls for many events are made less often."""
+    """Number of calls that append one event, and of short reads of each kind. Calls for many events are fewer."""
 
 
 FULL, QUICK = (
@@ -169,7 +170,7 @@ class _Reads:
 
 
 def _fill_buffers(store: SequenceStore, sizes: StoreSizes, draw: np.random.Generator) -> None:
-    """Fills each user's buffer to a random level, as in real use. Otherwise all buffers would become full at once."""
+    """Fills each user's buffer to a random level, as in real use. Empty buffers would all become full at once."""
     users = np.repeat(np.arange(sizes.num_short), draw.integers(0, store.config.max_recent, sizes.num_short))
     if len(users):
         store.append_many(users, events(draw, len(users), 1_800_000_000_000))

@@ -2,9 +2,9 @@
 
 The bench runs the demo in a folder, with the same code as `tackboard demo`, and returns a dictionary of figures. The
 demo checks that server and offline scoring give the same scores, and that binary and JSON requests do too. Decided: a
-rate per CPU-second counts the whole process with start-up and imports, so no cost is hidden in a warm-up.
-Tokens per second are measured from the first training step to the last, including data loading and checkpoints. Users
-per second are measured while the model ranks the catalogue for all users.
+rate per CPU-second counts the CPU time of the whole process, including start-up and imports, so no cost is hidden in a
+warm-up. Tokens per second are measured from the first training step to the last, including data loading and
+checkpoints. Users per second are measured while the model ranks the catalogue for all users.
 """
 
 import time

@@ -1,10 +1,11 @@
 """Makes the comparisons in benches fair: contenders take turns, and a run on a busy machine is not judged.
 
-A contender is a function, and `take_turns` calls the contenders in rounds. `Neighbours` measures the share of the
-machine's CPU time that other processes use in a `with` block. `judged` withdraws the verdicts of a disturbed run.
-Decided: aims that compare speeds use CPU time, because wall-clock time includes the work of other processes. But other
-processes also influence CPU time, through caches, clock rates and the second hardware thread of a core. So contenders
-take turns, and on a busy machine no aim counts as met or missed.
+A contender is one of the things that a bench compares. `take_turns` gets a function for each contender, and calls these
+functions in rounds. `Neighbours` measures the share of the machine's CPU time that other processes use in a `with`
+block. `judged` withdraws the verdicts of a disturbed run. Decided: aims that compare speeds use CPU time, because
+wall-clock time includes the work of other processes. But other processes also influence CPU time, through caches, clock
+rates and the second hardware thread of a core. So contenders take turns, and on a busy machine no aim counts as met or
+missed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stores tables in checkpoints, by only their changed rows if that is smaller, and checks tables that are read.
+"""Encodes tables for checkpoints (as only their changed rows if that is smaller), and checks tables that are read.
 
 A tensor NAME is stored whole as NAME, or as two tensors: `NAME:rows` (positions in the whole table, rising, int32 or
 int64) and `NAME:values`. state.json says for each table how its unchanged rows, the fresh rows, are made:
@@ -6,7 +6,8 @@ int64) and `NAME:values`. state.json says for each table how its unchanged rows,
     "fresh_rows": {"item_tables.weight": {"key": 1234, "std": 0.1, "num_rows": 8000000}}
 
 The optimiser's sums (`adagrad.item_tables`) are stored for the same rows, and are 0 for all other rows. Decided: the
-smaller form is written. A file from outside can be wrong, so positions are checked before any row is written to them.
+smaller of the two forms is written. A file from outside can be wrong, so positions are checked before any row is
+written to them.
 """
 
 from __future__ import annotations

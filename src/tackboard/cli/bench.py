@@ -138,14 +138,14 @@ def bench_pretrain(
     ] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Measure everything this many times.")] = None,
     rungs: Annotated[
-        str, typer.Option("--rungs", help="Measure these lines of the ladder and the last; default: all lines.")
+        str, typer.Option("--rungs", help="Measure these rungs (each adds an optimisation) and the last; default: all.")
     ] = "",
     quick: Quick = False,
     results: Results = None,
     hardware: Hardware = "cpu",
     json_output: Json = False,
 ) -> None:
-    """Measure a training step, adding one optimisation at a time; compare it with its floor and with plain PyTorch."""
+    """Measure a training step, adding one optimisation at a time; compare it with a lower bound and plain PyTorch."""
     from tackboard.bench.pretrain.report import report
     from tackboard.bench.pretrain.run import measure
 
@@ -179,7 +179,9 @@ def bench_quality(
     ),
     methods: str = typer.Option("", "--methods", help="Use these methods, separated by commas; default: the study's."),
     seeds: int | None = typer.Option(None, "--seeds", min=1, help="Use this many seeds; default: the study's."),
-    tries: int | None = typer.Option(None, "--tries", min=1, help="With --study tune: try this many settings each."),
+    tries: int | None = typer.Option(
+        None, "--tries", min=1, help="With --study tune: try this many settings of each method."
+    ),
     ties: str = typer.Option(
         "", "--ties", help="Order simultaneous events by these rules, separated by commas: file, reverse, random."
     ),
@@ -188,7 +190,7 @@ def bench_quality(
     ),
     quick: bool = typer.Option(False, "--quick", help="Use few users and steps, to see within minutes that it works."),
     work: Path = typer.Option(
-        Path("runs/quality"), "--work", help="Keep finished cells in this folder, and continue from there."
+        Path("runs/quality"), "--work", help="Keep finished cells (units of work) in this folder; continue from them."
     ),
     jobs: int = typer.Option(1, "--jobs", min=0, help="Run this many cells at once, in processes; 0: in this process."),
     device: str = typer.Option("auto", "--device", help="Train on cpu, cuda, or auto."),

@@ -189,7 +189,7 @@ def _label_lines(result: Labelled) -> list[str]:
     lines += [f"left out     {number:>12,}  {what}" for number, what in left_out if number]
     if counts.events_in_future:
         lines.append(
-            f"ignored      {counts.events_in_future:>12,}  events received in the future, when finding the log's end"
+            f"ignored      {counts.events_in_future:>12,}  events received in the future: they do not set the log's end"
         )
     return [*lines, f"dataset      {result.path}"]
 
@@ -405,7 +405,7 @@ def data_retain(
         None, "--days", help="Keep only the events of this many days up to the newest event; default: all."
     ),
     prune: bool = typer.Option(False, "--prune", help="Remove older snapshots that no unfinished run needs."),
-    runs: Path = typer.Option(Path("runs"), "--runs", help="Look for unfinished runs in this folder, for --prune."),
+    runs: Path = typer.Option(Path("runs"), "--runs", help="With --prune: look for unfinished runs in this folder."),
     json_output: Json = False,
 ) -> None:
     """Make a snapshot without old events and without forgotten users."""

@@ -36,9 +36,9 @@ def evaluate(
     """Measure how good a trained model is, and compare it with simple baselines.
 
     A retrieval model gets HR@k and NDCG@k over the whole catalogue, and is compared with popularity, item-to-item and,
-    on a synthetic world, the oracle. On a stream, a fixed sample of items takes the place of the catalogue, and the
-    log-loss of a softmax over the sample is measured too. A ranker gets AUC and log-loss on requests of held-out users,
-    and is compared with each item's mean label in training.
+    on a synthetic world, the oracle. On a stream (events made while training reads them), a fixed sample of items takes
+    the place of the catalogue, and the log-loss of a softmax over the sample is measured too. A ranker gets AUC and
+    log-loss on requests of held-out users, and is compared with each item's mean label in training.
     """
     from tackboard.evaluation.ranking import better_baseline
 

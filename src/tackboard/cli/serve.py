@@ -132,8 +132,8 @@ def score(
     binary: bool = typer.Option(False, "--binary", help="Send and receive binary tensors instead of JSON."),
     token_file: Path | None = typer.Option(None, help="Read the token from this file, not TACKBOARD_TOKEN."),
     offline: bool = typer.Option(False, "--offline", help="Score in this process, from --bundle, without a server."),
-    bundle: Path | None = typer.Option(None, help="Score with this bundle; for --offline."),
-    code: Path | None = typer.Option(None, help="Run this file, which holds a model of your own; for --offline."),
+    bundle: Path | None = typer.Option(None, help="Score with this bundle; needs --offline."),
+    code: Path | None = typer.Option(None, help="Run this file, which holds a model of your own; needs --offline."),
     json_output: bool = typer.Option(False, "--json", help="Print one JSON object instead of text."),
     top_k: int | None = typer.Option(None, help="Print at most this many of the best candidates."),
 ) -> None:

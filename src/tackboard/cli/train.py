@@ -69,7 +69,7 @@ def train(
     run = run or RunDirectory.new(runs, config.name)
     # Impossible settings fail here, before a run directory is written.
     trainer = Trainer(config, run, source, steps=steps, checkpoint=checkpoint, quiet=False)
-    # The checkpoint's files are memory-mapped. The disk space of deleted files is not freed while this variable exists.
+    # The checkpoint's files are memory-mapped. While this variable exists, deleting them would free no disk space.
     del checkpoint
     if is_new:
         run.write(config_to_json(config))

@@ -39,7 +39,7 @@ def did_you_mean(word: str, choices: Iterable[str], before: str = "") -> str:
 
 
 def check(condition: bool, field: str, got: object, allowed: str) -> None:  # noqa: FBT001
-    """Raises ConfigError for `field` if `condition` is false. Config classes call it in `__post_init__`."""
+    """Raises ConfigError for `field` if `condition` is false. Config classes call `check` in `__post_init__`."""
     if not condition:
         raise _wrong_value(field, got, allowed)
 
@@ -122,7 +122,7 @@ def field_docs(cls: type) -> dict[str, str]:
 
 
 def explain(config: Any, prefix: str = "") -> list[tuple[str, str, str]]:
-    """Returns (name, value as `--set` takes it, meaning) for every setting, in the order of declaration."""
+    """Returns (name, value in the form that `--set` takes, meaning) of every setting, in the order of declaration."""
     rows = []
     meanings = field_docs(type(config))
     for field in dataclasses.fields(config):
@@ -168,7 +168,7 @@ def convert(value: Any, hint: Any, path: str) -> Any:
 
 
 def _with_values(config: C, wanted: dict[str, str], path: str) -> C:
-    """Returns `config`, the settings at `path`, with the values in `wanted`, whose keys do not repeat `path`."""
+    """Returns `config`, the settings at `path`, with the values in `wanted`. Keys in `wanted` begin below `path`."""
     if not wanted:
         return config
     hints = typing.get_type_hints(type(config))

@@ -1,8 +1,9 @@
 """Checks the machine, the installed packages, and whether their versions fit together. Suggests repairs.
 
-It reads the versions of installed packages, the versions that the checkout pins, torch's own report, and the machine's
-cores, memory and free disk space. It returns findings. The status of a finding is ok, absent (an optional part is not
-installed), note (worth knowing) or broken. If a command can repair the problem, the finding names the command.
+This module reads the versions of installed packages, the versions that the checkout pins, torch's own report, and the
+machine's cores, memory and free disk space. It returns findings. The status of a finding is ok, absent (an optional
+part is not installed), note (worth knowing) or broken. If a command can repair the problem, the finding names the
+command.
 
 Decided: collecting and judging are separate. `collect` looks at the machine; `examine` is a pure function of what was
 collected, so a test can simulate every problem. A separate process imports torch, because a broken build may kill the
@@ -130,7 +131,7 @@ def collect(folder: Path) -> MachineFacts:
 
 
 def installed_versions() -> tuple[dict[str, str], tuple[str, ...]]:
-    """Returns the version of each package in this environment, by normalised name, and the names that have several."""
+    """Returns the version of each package in this environment, by normalised name, and names with several versions."""
     versions: dict[str, str] = {}
     duplicates = set()
     for distribution in importlib.metadata.distributions():

@@ -22,7 +22,7 @@ USER_MODULE_PREFIX = "tackboard_user_code_"
 
 
 class TackboardError(Exception):
-    """An error with a remedy. `got` says what happened, `allowed` what is allowed, `fix` what to type or do."""
+    """An error with a remedy. `got` says what happened, `allowed` says what is allowed, `fix` says what to do."""
 
     exit_code = EXIT_BUG
 

@@ -10,9 +10,9 @@ Unfinished work has a unique temporary name:
     .NAME.tmp-TOKEN.lock    lock file, held while that folder is being written (see locks.py)
     .NAME.gone-TOKEN        a folder that is being deleted
 
-Decided: a cleaner (`remove_leftovers`) never removes a folder while a writer holds its lock, even a writer in another
-container. A temporary file or link needs no lock: if a cleaner removes it, the writer, which still has the content in
-memory, writes it again.
+Decided: a cleaner (`remove_leftovers`) never removes a folder while a writer holds its lock, even if the writer runs in
+another container. A temporary file or link needs no lock: if a cleaner removes it, the writer, which still has the
+content in memory, writes it again.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ STORAGE_FAULTS = {
     errno.ELOOP: "that path leads through a loop of symlinks; choose another path",
     errno.EMFILE: "raise the number of open files (ulimit -n)",
 }
-"""Maps the number of each system error that the machine or a path can cause to advice for the user."""
+"""The system errors that the machine or a path can cause, by number, each with advice for the user."""
 
 
 def reach(point: str) -> None:

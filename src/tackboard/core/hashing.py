@@ -3,7 +3,7 @@
 An id is an int64; BLAKE2b turns a string into an int64. A row is computed in two steps, which int64 arithmetic can
 repeat exactly on any device: mix the id with a seeded bijection of 64 bits (the finaliser of SplitMix64), then map the
 upper 32 bits onto [0, rows) by multiply-and-shift. Decided: multiply-and-shift instead of modulo, because torch has no
-unsigned 64-bit division. It needs rows < 2^31, a limit far above the largest published table (160 million).
+unsigned 64-bit division. Multiply-and-shift needs rows < 2^31. The largest published table has only 160 million rows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def mix64(values: NDArray[Any] | int, seed: int) -> NDArray[np.uint64]:
     if x.size == 1:
         # A request has only one user id. For one id, plain ints are several times faster than arrays.
         return np.array(_mixed_one(int(x.flat[0]), seed_offset(seed)), dtype=np.uint64).reshape(x.shape)
-    # The rest works in place. A request has about 1,000 ids; new arrays for them would take as long as the mixing.
+    # Many ids are mixed in place. A request has about 1,000 ids; new arrays for them would take as long as the mixing.
     x = x + np.uint64(seed_offset(seed))
     mixed: NDArray[np.uint64] = x >> _SHIFTS[0]
     mixed ^= x
@@ -63,7 +63,7 @@ def _mixed_one(value: int, offset: int) -> int:
 
 
 def table_seed(seed: int, table: int) -> int:
-    """Returns the seed of hash function number `table` of a model with `seed`."""
+    """Returns the seed of hash function number `table` of a model whose seed is `seed`."""
     return (seed << 16) + table + 1
 
 
@@ -87,5 +87,5 @@ def string_id(text: str) -> int:
 
 @functools.lru_cache(maxsize=1 << 16)
 def remembered_string_id(text: str) -> int:
-    """Returns `string_id(text)` from a cache, for texts that repeat: categories, countries, devices."""
+    """Returns `string_id(text)` from a cache. Meant for texts that repeat: categories, countries, devices."""
     return string_id(text)

@@ -39,7 +39,7 @@ time, and would drop the lock when the process closes either descriptor."""
 
 @contextlib.contextmanager
 def try_lock(path: Path, *, create: bool = True) -> Iterator[bool]:
-    """Tries to take the lock file `path` for the time of the block. Does not wait. Yields whether this succeeded.
+    """Tries to take the lock file `path` for the time of the block, without waiting. Yields whether this call took it.
 
     If this call took the lock, it removes the file at the end. Yields False if a process (this one included) already
     holds the lock. If `create` is False, also yields False if the file is missing.
@@ -78,7 +78,7 @@ def wait_for_lock(path: Path, timeout_s: float = float("inf")) -> Iterator[bool]
 
 
 def silence_to_wait_for(path: Path) -> float:
-    """Returns the seconds until another host's lock file is free if no one touches it; 0 if missing or of this host."""
+    """Returns the seconds until another host's lock file is free if nobody touches it; 0 if there is no such file."""
     try:
         if path.read_bytes() == _host():
             return 0.0
@@ -88,7 +88,7 @@ def silence_to_wait_for(path: Path) -> float:
 
 
 def _take(path: Path, *, create: bool) -> int | None:
-    """Takes the lock and returns its descriptor; None if it is taken, or if `create` is False and no file exists."""
+    """Takes the lock and returns its descriptor; None if others hold it, or if `create` is False and no file exists."""
     while True:
         try:
             # Only one process can create the file, even on a file system without locks.
@@ -187,7 +187,7 @@ def _heartbeat(descriptor: int) -> Iterator[None]:
 
 
 def _host() -> bytes:
-    """Returns a hash of this host's boot id, which all its containers share. If there is none, hashes the host name."""
+    """Returns a hash of this host's boot id, which all its containers share. Without this id, hashes the host name."""
     try:
         identity = Path("/proc/sys/kernel/random/boot_id").read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""Reports the cores and memory of this machine, and sets the number of threads and how freed memory is kept.
+"""Reports the cores and memory of this machine, sets the number of threads, and lets a process keep freed memory.
 
 Decided: the number of threads is set before torch is imported. It is the number of cores that this process may use
 (affinity and cgroup quota), because too many threads have made an update of a table fifty times slower.
@@ -15,13 +15,13 @@ import sys
 from pathlib import Path
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
-"""Options of glibc's `mallopt`. In this order: the heap shrinks when it has this number of unused bytes; an allocation
-of this size or more bypasses the heap; at most this number of allocations bypass it."""
+"""Options of glibc's `mallopt`. In this order: the number of unused bytes at which the heap shrinks; the smallest size
+of an allocation that bypasses the heap; the largest number of allocations that bypass the heap."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def usable_cores() -> int:
-    """Returns the number of cores this process may use: the smaller of affinity mask and cgroup quota, at least 1."""
+    """Counts the cores that this process may use: the smaller of affinity mask and cgroup quota, at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     quota = _cgroup_quota()
     return max(1, min(cores, quota) if quota else cores)
@@ -72,7 +72,7 @@ def total_memory_bytes() -> int:
 
 
 def available_memory_bytes() -> int:
-    """Returns the bytes that this process can still take without swapping; all memory if the system does not report it.
+    """Returns the bytes that this process can still take without swapping; all memory if this is not reported.
 
     File pages that the kernel can drop count as available.
     """

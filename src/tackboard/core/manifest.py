@@ -1,10 +1,11 @@
 """Writes and verifies MANIFEST.json, which lists the files of a folder, so that a single changed bit is found.
 
-The manifest holds the size and SHA-256 of every file, and ends with the SHA-256 of its own preceding bytes. A flipped
-bit anywhere, even in the manifest, is found, and the error names the file. The manifest is written last, so a folder
-without a manifest was never finished. (safetensors, torch.save and DCP would load flipped bits without an error.)
-Decided: a sealed folder (a folder with a manifest) may contain plain files and folders only. A symbolic link could lead
-outside the folder, and a pipe would block its reader. Both raise an error with their name and are never opened.
+The manifest holds the size and SHA-256 of every file, and ends with the SHA-256 of all bytes before this hash. A
+flipped bit anywhere, even in the manifest, is found, and the error names the file. The manifest is written last, so a
+folder without a manifest was never finished. (safetensors, torch.save and DCP would load flipped bits without an
+error.) Decided: a sealed folder (a folder with a manifest) may contain plain files and folders only. A symbolic link
+could lead outside the folder, and a pipe would block its reader. Neither is ever opened: an error names the link or
+pipe.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def unseal(data: bytes) -> dict[str, Any] | None:
 
 
 def _is_entry(entry: Any) -> bool:
-    """Returns whether an entry has a size, a hash, and the name of a file in the folder that is not the manifest."""
+    """Returns whether an entry has a size, a hash and a name that stays in the folder and is not the manifest's."""
     if not isinstance(entry, dict) or type(entry.get("bytes")) is not int or not isinstance(entry.get("sha256"), str):
         return False
     named = stays_inside(entry.get("name")) and entry["name"] != MANIFEST

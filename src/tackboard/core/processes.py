@@ -196,7 +196,7 @@ def ask(
 
 
 def last_json_object(text: str) -> dict[str, Any]:
-    """Parses and returns the last line of `text` that is a JSON object, or {}. Lines of stderr may follow this line."""
+    """Returns the last line of `text` that is a JSON object, parsed; {} if there is none. Other lines may follow it."""
     for line in reversed(text.splitlines()):
         if line.startswith("{"):
             with contextlib.suppress(json.JSONDecodeError):
@@ -209,7 +209,7 @@ def last_json_object(text: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
-    """Within the block, `handler` gets these signals. Outside the main thread, Python forbids this: nothing changes."""
+    """Within the block, `handler` gets these signals. In threads other than the main thread, nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -249,7 +249,7 @@ def stop_is_preemption(end: float | None = None) -> Iterator[None]:
 
 
 def watch_parent() -> None:
-    """Sends SIGTERM to this process when its parent, the process in PARENT_VARIABLE, has ended. Does not block."""
+    """Sends SIGTERM to this process when the parent process, named by PARENT_VARIABLE, has ended. Does not block."""
     parent = int(os.environ.get(PARENT_VARIABLE, "0"))
 
     def watch() -> None:
@@ -288,7 +288,7 @@ def pss_bytes(pid: int) -> int:
 
 def process_cpu_seconds(pid: int) -> float:
     """Returns the CPU time of a process and its ended children; 0 if the process has ended or there is no /proc."""
-    # The second field is the program's name in parentheses and may contain spaces. Other fields follow the last ")".
+    # The second field is the program's name in parentheses and may contain spaces. The others follow the last ")".
     return sum(map(int, _read(pid, "stat").rpartition(")")[2].split()[11:15])) * TICK_SECONDS
 
 

@@ -4,8 +4,8 @@
 
 A run names the Python file of its model. But a run may come from anybody, so the name alone does not make the file
 safe. Therefore `train` records the file's path and SHA-256 in the folder above. Decided: each entry is a small file, so
-that concurrent trainings cannot lose an entry. Folders have mode 0700 and files 0600; a folder or file that another
-user owns or may write to is refused. If the record cannot be written, training continues with a warning.
+that concurrent trainings cannot lose an entry. Folders have mode 0700 and files 0600. A folder or file is refused if
+another user owns it or may write to it. If the record cannot be written, training continues with a warning.
 """
 
 from __future__ import annotations

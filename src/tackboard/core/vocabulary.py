@@ -1,5 +1,7 @@
 """Defines the names that data and models share: actions and surfaces with their indices, and standard features.
 
+A surface is the place in a product where an event happened, such as home or search.
+
 Index 0 is reserved for names that training never saw, so a new action in production has a defined embedding instead of
 an error. The lists are part of every checkpoint and bundle. They are sorted, so that the same data gives the same
 indices.

@@ -1,8 +1,9 @@
 """Prepares numbered steps on the CPUs of a Ray cluster and streams them to the trainers.
 
-This module takes a step plan, step numbers and a cluster. Any number of trainers get their (step number, batch) pairs,
-bit for bit the same as if one process had prepared them. Ray Data distributes the work, keeps its order, limits the
-amount of data in flight, and repeats the work of a worker that dies. This is the path of the data:
+This module takes a step plan (which divides the data into windows, see step_plan.py), step numbers and a cluster. Any
+number of trainers get their (step number, batch) pairs, bit for bit the same as if one process had prepared them. Ray
+Data distributes the work, keeps its order, limits the amount of data in flight, and repeats the work of a worker that
+dies. This is the path of the data:
 
     tasks        window 7 │ window 2 │ window 5     of the plan, each with the numbers of its steps
     workers      read a window, build every trainer's share of each of its steps

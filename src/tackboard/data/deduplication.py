@@ -1,6 +1,6 @@
-"""Counts what deduplication saves: the bytes and rows of batches of requests, with and without deduplication.
+"""Counts what deduplication saves: the bytes and table rows of batches of requests, with and without it.
 
-Without deduplication a loader would copy the history for every candidate, and look up every item of every copy.
+Without deduplication, a loader would copy the history for every candidate, and look up every item of every copy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Counts the tokens of each bucket, for the step plan, and the positive events of each item, for the loss.
+"""Counts the tokens of each bucket (for the step plan) and the positive events of each item (for the loss).
 
 The counts come from one pass over the users, actions, items and times of the events, one bucket at a time. The size of
 the counts grows with the number of buckets and items, not with the number of events. The counts are stored, so that the

@@ -111,7 +111,7 @@ class LabelCounts:
     """Counts of a label. The first three fields count impressions before negatives are drawn; the others count actions.
 
     Every event with the label's action is counted once. An event that is the first to be joined to its impression is
-    counted in `positives`, and any other event in one of the last five fields.
+    counted in `positives`. Every other event is counted in one of the last five fields.
     """
 
     positives: int = 0

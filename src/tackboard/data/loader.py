@@ -1,10 +1,11 @@
 """Makes pretraining batches from segments of histories. Each batch has a step number (see steps.py).
 
-`TrainingSteps` streams batches from disk, a window of buckets at a time. The columns of the history are computed once
-per window, and the table rows and frequencies of all items once per run. The position of each event's item in the
-catalogue is stored with the dataset (positions.py). So a batch only copies its events
-(`batch.builder.PreparedHistories`). `stored_batch` makes a batch from any runs of events in memory; it is slow but
-simple. Evaluation uses `stored_batch`, and tests compare its batches with the batches of windows.
+`TrainingSteps` streams batches from disk, one window at a time. A window consists of several buckets (groups of users).
+The columns of the history are computed once per window, and the table rows and frequencies of all items once per run.
+The position of each event's item in the catalogue is stored with the dataset (positions.py). So to make a batch, only
+its events are copied (`batch.builder.PreparedHistories`). `stored_batch` makes a batch from any runs of events in
+memory; it is slow but simple. Evaluation uses `stored_batch`, and tests compare its batches with the batches of
+windows.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class DataConfig(StepsConfig):
     tokens_per_step: int = 4096
     """Largest number of events in one step, over all processes."""
     window_buckets: int = 16
-    """Number of buckets of the dataset, of about 65,536 events each, that are in memory and mixed at a time."""
+    """Number of buckets that are in memory and mixed at a time. A bucket is a part of the dataset, of about 65,536
+    events."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,7 +104,7 @@ class DataConfig(StepsConfig):
 class Window:
     """Holds the segments of a window in the order of its steps. Step p has the segments bounds[p]:bounds[p + 1].
 
-    If `negatives` is given, each batch also gets uniform negatives, which `key` and the step determine.
+    If `negatives` is given, each batch also gets uniform negatives. The `key` and the step determine these negatives.
     """
 
     def __init__(
@@ -121,7 +123,10 @@ class Window:
 
 
 class Kept:
-    """Holds what a process prepares once for all windows. Copies of the steps share this object; processes do not."""
+    """Holds what a process prepares once for all windows.
+
+    Copies of a TrainingSteps object in the same process share one Kept. In another process, a copy gets an empty Kept.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -171,8 +176,8 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
 
     def load_window(self, epoch: int, number: int) -> BatchWindow[SequenceBatch]:
         """Reads the segments of a window's buckets, or this rank's share of them, in the order of the epoch."""
-        # If there is only one window, it is prepared once and not in every epoch. Otherwise a GPU would wait for data
-        # longer than it trains.
+        # If there is only one window, it is prepared only once. If it were prepared in every epoch, a GPU would wait
+        # for data longer than it trains.
         is_only = self.plan.num_windows == 1
         prepared = self._whole if is_only else self._prepare(self.plan.buckets_of(epoch, number))
         mine, bounds = self.plan.deal(epoch, number, prepared.lengths, self.rank, self.world_size)
@@ -241,7 +246,7 @@ def stored_batch(
     hashing: HashConfig,
     frequencies: ItemFrequencies | None = None,
 ) -> SequenceBatch:
-    """Makes a batch of B runs of stored events. Run b is lengths[b] events of user users[b], from index starts[b] on.
+    """Makes a batch of B runs of stored events. Run b has lengths[b] events of user users[b], from starts[b] on.
 
     With `frequencies` the batch is for a loss: it has the positive events, the shares of the items, and the features of
     the request before every event. Without `frequencies` the batch equals the batch that a server would build, with the

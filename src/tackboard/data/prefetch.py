@@ -24,7 +24,7 @@ def on_device(
 ) -> Iterator[tuple[int, Batch]]:
     """Yields the same (step number, batch) pairs with their tensors on `device`; on a GPU two batches are made ahead.
 
-    `prepare` takes a step number and its batch on the CPU, and returns the batch that is moved.
+    `prepare` takes a step number and its batch on the CPU, and returns the batch to move.
     """
     if device.type != "cuda":
         for number, batch in batches:

@@ -3,7 +3,7 @@
     requests.parquet   one row per request: request, user_id, time_ms, surface, and its candidates in lists of
                        equal length: item_id, position, weight, label_<action> (1, 0, null = not known yet)
     labels.json        the rules, the SHA-256 of the files that the labels were made from, and the counts
-    layout.json        gains `requests`: the rows of requests.parquet that belong to each bucket
+    layout.json        gets the entry `requests`: the rows of requests.parquet that belong to each bucket
 
 The history of a user is stored once in events.parquet, however many requests and candidates refer to it. Requests are
 sorted by (user_id, time_ms, request), so that a bucket's requests belong to the users of the same bucket of events.

@@ -1,10 +1,10 @@
 """Maps step numbers to batches, which are streamed from disk one window at a time; threads prepare windows ahead.
 
 The content of a batch depends on its step number and never on the number of workers, which only changes how soon
-windows are ready. Nearly all the work is done per window: the window is decoded, its features are computed, and
-its units are permuted. A batch is then a slice of the window. Memory depends on the windows, not on the size of the
-dataset. Decided: workers are threads, not processes, because Arrow and NumPy let other threads run while they work, and
-no data has to be sent between processes.
+windows are ready. Nearly all the work is done once per window (a part of the data, see step_plan.py): the window is
+decoded, its features are computed, and its units are permuted. A batch is then a slice of the window. Memory depends on
+the windows, not on the size of the dataset. Decided: workers are threads, not processes, because Arrow and NumPy let
+other threads run while they work, and no data has to be sent between processes.
 """
 
 from __future__ import annotations

@@ -259,7 +259,7 @@ class StreamSteps(NumberedSteps[SequenceBatch]):
             "validation": (law.num_users - num_validation, num_validation),
             "test": (law.num_users, law.num_test_users),
         }[part]
-        # On average, `mean` users fill a step. With six standard deviations more, users nearly always fill it.
+        # On average, `mean` users fill a step. With six standard deviations more users, nearly every step is full.
         mean = config.tokens_per_step / law.mean_events
         self.users_per_step = math.ceil(mean + 6.0 * math.sqrt(mean))
         num_steps = num_users // self.users_per_step

@@ -133,7 +133,7 @@ def held_out_event(held_out: int) -> str:
 def evaluated_users(sequences: Sequences) -> NDArray[np.int64]:
     """Returns the positions of users with a held-out event and a history. Raises DataError if there are none.
 
-    A user with fewer than `held_out` positive events is left out, because the test would rank the same target again.
+    A user with fewer than `held_out` positive events is left out, because the test ranks the same target.
     """
     targets = sequences.targets
     counts = np.append(0, np.cumsum(sequences.is_positive))

@@ -91,7 +91,7 @@ def evaluate_stream(
 
 
 def stream_rivals(model: Any, sequences: Sequences, hashing: HashConfig, max_history: int) -> dict[str, ScoreUsers]:
-    """Returns functions from positions of users to scores over the catalogue. A softmax gives the probabilities."""
+    """Returns functions from positions of users to scores over the catalogue. Their softmax gives probabilities."""
     assert isinstance(sequences.source, StreamSource)
     law, catalogue = sequences.source.law, sequences.catalogue
     log_shares_S = law.log_share(catalogue)
@@ -145,9 +145,9 @@ def loss_gap_closed(rows: list[dict[str, Any]]) -> float | None:
 def _scale_of_scores(
     model: Any, sequences: Sequences, products_S: torch.Tensor, hashing: HashConfig, max_history: int
 ) -> float:
-    """Returns the factor from the products of a model's vectors to the model's scores, such as 1 / temperature.
+    """Returns the factor that turns inner products of a model's vectors into its scores, such as 1 / temperature.
 
-    `products_S` holds the first user's products with the catalogue. The factor is measured on two items, because
+    `products_S` holds the first user's inner products with the catalogue. The factor is measured on two items, because
     only the model's `scores` applies it, and each model may have its own factor.
     """
     ends = torch.stack([products_S.argmin(), products_S.argmax()]).cpu()

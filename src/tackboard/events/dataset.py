@@ -1,4 +1,4 @@
-"""This module writes canonical tables as a sealed snapshot folder, and opens and reads snapshots.
+"""This module writes canonical tables as a snapshot folder, sealed by a manifest of hashes, and reads snapshots.
 
     datasets/<name>/<snapshot>/   events.parquet items.parquet users.parquet statistics.json layout.json MANIFEST.json
                                   item_history.parquet user_history.parquet   if attributes change with time

@@ -49,9 +49,9 @@ def check_field_name(name: str, column: str) -> None:
 def parse_field(column: pa.ChunkedArray, name: str, place: Place = in_row, *, typed: bool) -> pa.Array:
     """Converts a column to int64, float64, bool or dictionary-encoded text, with nulls. Errors show `name` and `place`.
 
-    `typed` means that the column comes from Parquet: its type decides the type of the field. Otherwise the column is
-    text, its values decide the type, surrounding spaces are removed, and empty text means null. A column of another
-    type, a text column without any value (unless `typed`), or a column of the type null raises DataError.
+    `typed` means that the column comes from Parquet: its type decides the type of the field. If `typed` is False,
+    the column is text, its values decide the type, surrounding spaces are removed, and empty text means null. A column
+    of another type, a text column without any value (unless `typed`), or a column of the type null raises DataError.
     """
     kind = column.type
     if is_text(kind):

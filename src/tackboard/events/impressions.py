@@ -1,4 +1,4 @@
-"""This module parses a user's files of impressions (items that requests showed), and reads them bucket by bucket.
+"""This module parses a user's files of impressions (items that requests showed), and reads them by bucket of users.
 
     impressions.parquet   user_id, time_ms, request, position, item_id    of a log; sorted by these columns
                           request, position, item_id                      of a synthetic world
@@ -257,7 +257,7 @@ def check_action(dataset: Dataset, action: str, option: str) -> None:
 
 
 def _as_type(requests: pa.Array, wanted: pa.DataType, name: str, place: Place) -> pa.Array:
-    """Casts request ids to their type in the events. If it is int64, text that is not an integer becomes null."""
+    """Casts request ids to their type in the events. If that type is int64, text that is no integer becomes null."""
     if requests.type == wanted:
         return requests
     if pa.types.is_string(wanted):

@@ -147,7 +147,7 @@ class RowReader:
     """
 
     def __init__(self, path: Path, metadata: pq.FileMetaData | None = None) -> None:
-        """`metadata` is the `metadata` of an earlier reader of the same file; with it, a reader opens much faster."""
+        """`metadata` comes from an earlier reader of the same file. With it, the new reader opens much faster."""
         self.path = path
         self.bytes_read = 0
         with reading(path):

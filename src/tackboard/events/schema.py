@@ -144,7 +144,7 @@ def named(codes: NDArray[Any], names: Sequence[str]) -> pa.DictionaryArray:
 
 
 def without_unused_names(table: pa.Table, larger_than: int = 0) -> pa.Table:
-    """Removes strings that no row uses from the dictionaries that have more than `larger_than` strings.
+    """In each dictionary of more than `larger_than` strings, removes the strings that no row uses.
 
     A filter of rows does not change dictionaries, and Parquet stores complete dictionaries. Without this function, the
     names of users who were filtered out would stay in the file.

@@ -3,7 +3,7 @@
 A manifest proves that the files are unchanged, but not that their content makes sense. Later steps rely on the order of
 the rows: they cut histories at each new user, and find ids by binary search. Decided: when a snapshot is opened,
 columns, types and numbers of rows are checked in the file footers. When rows are read, they are checked for nulls and
-wrong order. Both checks cost little next to hashing and decoding.
+wrong order. Both checks cost little compared with hashing and decoding.
 """
 
 from __future__ import annotations

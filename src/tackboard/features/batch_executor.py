@@ -25,7 +25,8 @@ from tackboard.features.types import ID, TIME
 from tackboard.features.views import Positions, no_events, visible_before
 
 EVENTS_PER_CHUNK = 1 << 22
-"""Largest number of events in a chunk. A user's events count once per request. A chunk of one request may have more."""
+"""Largest number of events in a chunk. If a user has several requests in the chunk, the user's events count once for
+each of them. A chunk with only one request may have more events."""
 CANDIDATES_PER_CHUNK = 1 << 20
 
 
@@ -105,7 +106,7 @@ class BatchExecutor:
         self._prepare(plan)
 
     def compute(self, rows: RequestRows) -> dict[str, Column]:
-        """Returns all features by name. Those of candidate level have a value per candidate, others one per request."""
+        """Returns all features by name: a value per candidate for features of candidate level, else one per request."""
         parts = list(self.chunks(rows))
         if len(parts) == 1 and parts[0][0] is None:
             return parts[0][1]

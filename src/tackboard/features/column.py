@@ -171,8 +171,8 @@ def ordered_sum(values: NDArray[np.float64], rows: NDArray[np.int64], num_rows: 
     """Returns the sum of the values of each row [num_rows]. `rows` holds the row of each value.
 
     Each sum starts at 0.0, and the values are added one after the other in the given order. Kernels must use this
-    function to sum the floats of a row. The exception is kernels/vectors.py, which adds the components of a vector
-    itself, also in their order. NumPy's `sum` adds in pairs, in an order that depends on the shape of the whole array,
+    function to sum the floats of a row. Only kernels/vectors.py has its own code, which adds the components of a vector
+    in their order. NumPy's `sum` adds in pairs, in an order that depends on the shape of the whole array,
     so a row's sum in a batch could differ in its last bits from the sum of the row alone.
     """
     return np.asarray(np.bincount(rows, weights=values, minlength=num_rows), dtype=np.float64)

@@ -44,7 +44,7 @@ def sentences(changes: Sequence[FeatureChange]) -> list[str]:
 
 
 def compare(old: FeatureSet, new: FeatureSet) -> list[FeatureChange]:
-    """Returns every change from `old` to `new`: first a new name of the set, then removed features, then the rest."""
+    """Returns every change from `old` to `new`: a new name of the set, then removed features, then others."""
     changes = []
     if new.name != old.name:
         changes.append(FeatureChange("", "", f"the set {old.name} is now called {new.name}", needs_version=True))

@@ -1,4 +1,4 @@
-"""Computes a plan from the inputs in a frame (see frame.py). Both executors use this code.
+"""Computes a plan (a compiled feature set) from the inputs in a frame (see frame.py). Both executors use this code.
 
 A loop goes through the nodes in order and calls the kernel of each operator. If a kernel combines values of requests
 with values of candidates, the value of a request is repeated for each of its candidates. A batch does this by
@@ -49,7 +49,7 @@ class Program:
         return Program, (self.plan,)
 
     def run(self, frame: Frame) -> dict[str, Column]:
-        """Returns all features by name. A column of candidate level has a row per candidate, others one per request."""
+        """Returns all features by name: one row per candidate for features of candidate level, else one per request."""
         values: list[Any] = [None] * len(self.plan.nodes)
         for index, column in self._constants.items():
             values[index] = column
@@ -159,8 +159,8 @@ def _expand(column: Column, num_rows: int) -> Column:
 def _spread(value: Any, frame: Frame, *, broadcasts: bool) -> Any:
     """Repeats the value of each request for all candidates of the request.
 
-    If there is a single request, a view is not repeated, because kernels accept a view of one row. A column is not
-    repeated either if the kernel broadcasts it.
+    If there is a single request, a view (the chosen events of each row) is not repeated, because kernels accept a view
+    of one row. In that case a column is not repeated either, if the kernel broadcasts it.
     """
     if isinstance(value, View):
         return value if frame.num_requests == 1 else frame.spread_view(value)

@@ -91,7 +91,7 @@ class FeatureSet:
         self._digests = node_digests(plan)
         own = {f"{node.params['entity']}.{node.params['column']}" for _, node in plan.sources()}
         self.declared = sorted(own.union(declared))
-        """The columns (as entity.column) that this set reads, or that a set from which it was made reads."""
+        """The columns (as entity.column) read by this set, or by the sets from which this set was made."""
 
     @property
     def hash(self) -> str:
@@ -201,7 +201,7 @@ class FeatureSet:
 
     @classmethod
     def from_json(cls, data: Any, where: str = FILE_NAME) -> FeatureSet:
-        """Returns the set that `to_json` wrote. Raises DataError if this tackboard cannot compile the set."""
+        """Returns the set that `to_json` wrote. Raises DataError if this version cannot compile the set."""
         if not isinstance(data, dict) or not isinstance(data.get("format_version"), int):
             raise CorruptFileError(f"{where} is not a feature set")
         if data["format_version"] > FORMAT_VERSION:

@@ -1,4 +1,4 @@
-"""Folding computes an expression once per entity, not once per row, if it depends only on the entity's attributes.
+"""If an expression depends only on the attributes of a user or item, folding computes it once per user or item.
 
 For example, the lower-case title of an item and the logarithm of its price are the same in every request. `fold`
 computes such expressions for the whole table of items (or users). It returns a plan that reads the computed values as
@@ -98,8 +98,8 @@ class FoldedTable:
         self.columns = columns
 
     def lookup(self, ids: Positions, times: Positions | None) -> Lookup:
-        """Returns a function (column name, default) that reads the column for every id at the id's time in `times`. The
-        function ignores the default, because the columns already contain it."""
+        """Returns a function (column name, default) that reads the column for every id, as it was at the time that
+        `times` gives for this id. The function ignores the default, because the columns already contain it."""
         places = _places(self._table, ids, times)
         return lambda name, _default: self.columns[name].take(places)
 
@@ -126,7 +126,7 @@ class FoldedRequestTable:
 
 
 def _places(table: EntityTable, ids: Positions, times: Positions | None) -> Positions:
-    """Returns the row of each id at the id's time in `times`. For an unknown id, returns the additional last row."""
+    """Returns the row of each id at the time that `times` gives for this id. An unknown id gets the additional row."""
     places = table.places(ids, times)
     return np.where(places >= 0, places, len(table.ids))
 

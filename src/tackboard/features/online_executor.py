@@ -33,8 +33,8 @@ class OnlineExecutor:
     """Computes a plan for one request at a time. `compute` may be called from several threads.
 
     `users` and `items` are tables in memory. If a table is given, the attributes come from that table, and expressions
-    that depend only on these attributes are computed once, in the constructor. Otherwise the caller gives the
-    attributes with each request.
+    that depend only on these attributes are computed once, in the constructor. If no table is given, the caller
+    gives the attributes with each request.
     """
 
     def __init__(self, plan: Plan, *, users: EntityTable | None = None, items: EntityTable | None = None) -> None:
@@ -65,7 +65,7 @@ class OnlineExecutor:
         item: Columns | None = None,
         context: Columns | None = None,
     ) -> dict[str, Column]:
-        """Returns all features by name. A feature of candidate level has a value per candidate, others have one value.
+        """Returns all features by name: one value per candidate for features of candidate level, else one value.
 
         `history` holds the columns of the user's events: the columns that the plan reads, and `time` if the plan needs
         times. The events must be sorted by (time, order).

@@ -63,8 +63,8 @@ class Operator:
     """An operator; see the module's docstring.
 
     `spelling` shows how a user writes the operator. An `elementwise` operator works value by value: on a list, it is
-    applied to every element. Its kernel must stay correct if NumPy broadcasts a column of one row. The kernel of an
-    operator with `broadcasts` must also accept a column of one row, but the operator is not applied to list elements.
+    applied to every element. Its kernel must stay correct if NumPy broadcasts a column of one row. If an operator has
+    `broadcasts`, its kernel must also accept a column of one row, but the operator is not applied to list elements.
     """
 
     name: str

@@ -92,7 +92,7 @@ class Plan:
     def needs_event_times(self) -> bool:
         """Whether any feature depends on the age of events.
 
-        A feature depends on the age if it has a window or a decay, or combines event times with the request's time.
+        A feature does if it has a time window or a decay, or combines event times with the request's time.
         """
         if any(node.op in ("within", "between", "decayed_sum") for node in self.nodes):
             return True

@@ -105,7 +105,7 @@ class FeatureLogConfig:
     max_file_bytes: int = 64 << 20
     """Largest size of a log file in bytes. If a record would make the file larger than this, a new file begins."""
     max_total_bytes: int = 4 << 30
-    """Largest total size of the folder's log files in bytes. A record that would exceed it is dropped."""
+    """Largest total size of the folder's log files in bytes. A record that would make the total larger is dropped."""
     flush_every_s: float = 1.0
     """Seconds after which written records are forced to disk."""
 

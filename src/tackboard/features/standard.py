@@ -2,8 +2,9 @@
 
 `history` is the sequence of the user's newest events. It has the columns item, time, action, surface and gap, and a
 model may read only some of them. Actions and surfaces are given by their positions in the vocabulary, counted from 1;
-0 stands for an unknown action or surface. The gap is the bucket of the time since the previous event. `since_last` is
-the time from the newest event to the request, in seconds. A custom set may define another `history` and add features.
+0 stands for an unknown action or surface. The gap is the time since the previous event, on a logarithmic scale of
+whole numbers. `since_last` is the time from the newest event to the request, in seconds. A custom set may define
+another `history` and add features.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tackboard.features.plan import CANDIDATE, LEVELS, REQUEST, Node, Plan
 HISTORY = "history"
 ITEM = "item"
 GAP_BOUNDARIES_MS = [((1 << power) - 1) * 1000 for power in range(1, 54)]
-"""A gap of s seconds falls into bucket floor(log2(1 + s))."""
+"""The column `gap` holds floor(log2(1 + s)) for a gap of s seconds."""
 ALL_EVENTS = 1_000_000
 NEVER = -1.0
 """The value of `since_last` for a user without events."""
@@ -64,7 +65,10 @@ def features_for_model(
     *,
     of_requests: bool = False,
 ) -> FeatureSet:
-    """Returns the features in `reads`, from `own` or the standard set. Raises ConfigError for an unusable feature."""
+    """Returns the features that `reads` names. A feature comes from `own`, or from the standard set if `own` lacks it.
+
+    Raises ConfigError if the model cannot use a feature.
+    """
     standard = standard_features(vocabulary, max_history)
     if SINCE_LAST in reads:
         standard = standard.merged(request_features())

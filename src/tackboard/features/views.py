@@ -10,8 +10,8 @@ The events of all users lie end to end, and the events of each user are in the o
 Filtering computes the new ranges with one cumulative count, a time window needs a binary search, and the newest n
 events need a subtraction. None of these operations loops over the events of each row. `bounds` cuts the index into
 segments, initially one segment per user. `segments` holds, for each row, the segment that contains the row's range.
-`group` sorts the events of each segment by a key and makes a segment of each group. `requests` holds the request of
-each row if rows are candidates, and is None if rows are requests.
+`group` sorts the events of each segment by a key. The events that have the same key then form a segment of their own.
+`requests` holds the request of each row if rows are candidates, and is None if rows are requests.
 """
 
 from __future__ import annotations
@@ -255,7 +255,8 @@ class Visibility:
         self._in_order = bool(in_order.all())
         if not self._in_order:
             # `_earliest[i]` is the smallest received time of event i and all later events of the same user. It ascends
-            # within a user, so a binary search is possible. `_latest[i]` is the largest of event i and those before it.
+            # within a user, so a binary search is possible. `_latest[i]` is the largest received time of event i and
+            # all earlier events of the same user.
             self._earliest = _running(received, offsets, np.minimum, -1)
             self._latest = _running(received, offsets, np.maximum, 1)
 

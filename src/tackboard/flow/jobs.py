@@ -1,8 +1,8 @@
 """Runs each step in its own process, several steps at a time, and reports finished, failed and unfinished steps.
 
 Because each step has its own process, its peak memory can be measured, and a step that dies harms no other step. A step
-waits for the step that it builds on. When time is up, or the program must stop, processes get SIGTERM. A process that
-trains then saves its state and ends, and the next call continues from that state. If this process dies, the processes
+waits for the step that it builds on. When time is up, or the program must stop, processes get SIGTERM. If a process is
+training, it saves its state and ends, and the next call continues from that state. If this process dies, the processes
 of steps end in the same way. A process that dies of a signal (a crash, or the kernel's out-of-memory killer) is started
 again from its last checkpoint. Such a death need not be the step's own fault: if processes share a GPU, a fault of one
 process can kill them all. The process of a step calls `run_step`.
@@ -215,7 +215,7 @@ class JobRunner:
 def run_step(work: Callable[[], object], *, lock: Path) -> int:
     """Runs `work` in the process of a step and returns the exit code. `work` returns the place of its result.
 
-    The work ends on SIGTERM and when the parent process ends. Waits while another process holds `lock`.
+    Waits while another process holds `lock`. Stops the work on SIGTERM and when the parent process ends.
     """
     try:
         with stop_is_preemption():

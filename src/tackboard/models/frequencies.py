@@ -86,7 +86,7 @@ class StreamingFrequencies(nn.Module):
         self.register_buffer("times_seen", torch.zeros(num_slots, dtype=torch.int16))
 
     def seen_slots(self, item_rows_MK: torch.Tensor, counts_M: torch.Tensor) -> SeenSlots:
-        """Finds the slots of a step: from the rows of distinct items (int64 [M, k or more]) and their counts [M].
+        """Finds the slots of a step from the rows of its distinct items (int64 [M, k or more]) and their counts [M].
 
         This method does not read the state, so another thread may call it.
         """

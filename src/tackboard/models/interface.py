@@ -1,6 +1,6 @@
 """Defines the methods of a model that training, scoring and retrieval call, and the config that makes a model.
 
-A model is an `nn.Module` made by its config, a frozen dataclass that derives from `ModelConfig`. The model has
+A model is an `nn.Module` made by its config, a frozen dataclass that derives from `ModelConfig`. The model has:
 
     loss(batch)              for training; `batch_type` of the config says if a batch holds histories or requests
     scores(RequestBatch)     for evaluation of rankers, offline scoring and the server; one request or thousands
@@ -55,7 +55,7 @@ class LossOutput(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(abc.ABC):
-    """The settings of a model. Derive from this class, add fields and define `build`; the rest has defaults."""
+    """The settings of a model. Derive from this class, add fields and define `build`; other methods have defaults."""
 
     batch_type: ClassVar[type[Batch]] = SequenceBatch
     """The batch that `loss` reads."""

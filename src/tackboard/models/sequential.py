@@ -248,7 +248,7 @@ def _published(num_rows: int, backbone: dict[str, Any], settings: dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class PredictedEvents:
-    """What the CPU computes before the batch is copied to a GPU, which would have to wait for these lengths."""
+    """What the CPU computes before the batch is copied to a GPU, because a GPU would have to wait for these lengths."""
 
     events: torch.Tensor
     """The events that are predicted, each from the event before it [P]."""

@@ -54,7 +54,8 @@ def sums_per_block(num_items: int, device_type: str) -> int:
 
 
 class OnePass(torch.autograd.Function):
-    """The loss as a function of three kinds of vectors, whose gradients `compute` returns together with the losses."""
+    """The loss as a function of three kinds of vectors. `compute` returns the losses and the gradients of these
+    vectors."""
 
     @staticmethod
     def forward(

@@ -6,11 +6,13 @@ of the sum's pairs and the factor of the sum's gradient. Then two products give 
 negatives. So a step has three large products, and the scores of all sums never exist together.
 
 Decided: kernels that keep the scores in registers and compute them again in the backward pass (four products) were
-built and measured: 59 ms for 65,536 sums × 32,768 items × 512 on an H200, more than three times this way (docs/log.md).
+built and measured: 59 ms for 65,536 sums × 32,768 items × 512 on an H200, more than three times as long as this way
+(docs/log.md).
 
 Decided: in half precision, products and scores are fp16 and not bf16. The vectors are unit vectors divided by a
-temperature of at least 0.01, so they and their scores fit, and fp16 rounds scores eight times as finely. Sums are fp32.
-The weights of pairs are divided by the largest weight before the products, because fp16 loses small factors.
+temperature of at least 0.01, so they and their scores fit into fp16, and fp16 rounds scores eight times as finely as
+bf16. Sums are fp32. The weights of pairs are divided by the largest weight before the products, because fp16 loses
+small factors.
 
 No two programs add to one address, and the gradients of positives are added in a fixed order. So results repeat bit for
 bit. The host never waits for the device.

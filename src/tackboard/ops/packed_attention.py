@@ -34,7 +34,7 @@ MAX_HEAD_BYTES = 512
 """Widest head of our kernels: 256 numbers of 2 bytes, or 128 of 4 bytes."""
 
 MAX_TILE_BYTES = 1 << 30
-"""Largest memory of the stored buckets of a batch. Eight rows of 16,000 tokens take 1 GiB."""
+"""Largest memory of the stored buckets (of elapsed times) of a batch. Eight rows of 16,000 tokens take 1 GiB."""
 
 
 def _has_triton() -> bool:

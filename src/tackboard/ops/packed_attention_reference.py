@@ -61,7 +61,7 @@ class Weighing:
     elapsed: Elapsed | None = None
     """The elapsed times; needed with a time bias."""
     dropout: float = 0.0
-    """Share of the weights of a softmax without a bias that are dropped."""
+    """Share of the weights that are dropped. Only a softmax without a bias may drop weights."""
 
     def __post_init__(self) -> None:
         assert self.is_plain or not self.dropout, "weights with a bias are never dropped"

@@ -10,9 +10,9 @@ A bias of time needs the bucket of every pair of query and key. All heads and la
 and the tiles of a row lie in the order of its queries, then of its keys. A row of S tokens takes S² / 2 bytes: 128 MB
 for 16,000 tokens. Without tiles, each program searches the bucket of each pair again, which is several times as slow.
 
-Gradients of biases are sums over all pairs. Each program sums its part, by bucket of time in registers, and by distance
-into memory that no other program writes. PyTorch adds up the parts. So all sums have a fixed order, and every gradient
-is the same in every run. A bias of time that belongs to one head is summed where the gradient of queries is computed. A
+Gradients of biases are sums over all pairs. Each program sums its part: by bucket of time in registers, and by distance
+in memory that no other program writes. PyTorch adds up the parts. So all sums have a fixed order, and every gradient is
+the same in every run. A bias of time that belongs to one head is summed where the gradient of queries is computed. A
 bias that heads share has a kernel of its own, which adds the heads up first. To sum by distance, a tile is turned so
 that its diagonals become columns. Buckets are summed one by one, from the least to the greatest bucket of the tile. In
 rows sorted by time, tiles far from the diagonal have few buckets.
@@ -62,7 +62,7 @@ def triton_attention(
 
 
 def bucket_tiles(elapsed: Elapsed, layout: RowLayout) -> torch.Tensor:
-    """Returns the bucket of each pair of query and key, tile by tile. The buckets must be at most 256."""
+    """Returns the bucket of each pair of query and key, tile by tile. There may be at most 256 buckets."""
     return _bucket_tiles(
         elapsed.keys_T,
         elapsed.queries_T,

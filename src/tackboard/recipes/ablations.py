@@ -13,9 +13,10 @@ The base on MovieLens-1M is the recipe of the dataset (recipes/public.py), with 
 kind (GPT) and about 20 passes over the events. As published, a user's own positives are never negatives for the same
 user. The base on Deskdrop is the recipe of that dataset, which has width 64 and two layers. Neither base reads the
 request time. A small base shows the effect of a change at a tenth of the cost of the full recipe. `tackboard bench
-quality --study ablations` runs all recipes and compares the direction of each effect with the published direction.
-The ladders have the size, rates, dropout and number of steps of the shipped recipe. Each of their recipes differs from
-the recipe before it in one respect (LADDER), and the last one is the shipped recipe without the request time.
+quality --study ablations` runs all recipes and compares the direction of each effect with the published direction. The
+two ladders (`ladder` and `reads`) have the size, learning rates, dropout and number of steps of the shipped recipe.
+Each of their recipes differs from the recipe before it in one respect (LADDER), and the last one is the shipped recipe
+without the request time.
 
 Decided: losses are added with weight 1, which is how we understand the publication. The length of the multi-token
 window (8 events) and the number of events that a downstream task reads (100) are our choices, because the publication
@@ -124,7 +125,7 @@ def deskdrop_base(name: str, positives: tuple[str, ...]) -> RunConfig:
 # ---- from the published configuration to ours ----
 
 LADDER: dict[str, tuple[str, ...]] = {
-    # The sum over negatives is printed without weights.
+    # In the publication, the sum over negatives has no weights.
     "correction": ("model.loss.correct_popularity=false",),
     "negatives": ("data.uniform_negatives=0", "model.loss.in_batch_negatives=true"),
     # The three losses are added, which is how we understand the publication.
@@ -150,7 +151,7 @@ def as_published(config: RunConfig, *respects: str) -> RunConfig:
 
 
 def ladder(prefix: str, recipe: Callable[[], RunConfig]) -> dict[str, Callable[[], RunConfig]]:
-    """Returns name → recipe: the published configuration, and the recipe after each difference that it takes over.
+    """Returns name → recipe: the published configuration, then the recipe after each further change towards `recipe`.
 
     A respect in which the shipped recipe is as published makes no step.
     """

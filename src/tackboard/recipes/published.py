@@ -1,15 +1,16 @@
-"""Recipes for PinFM at its published size on a stream made on the fly, and for the same run at a size for two cores.
+"""Recipes for PinFM on a stream of events that is made on the fly: at the published size, and small, for two cores.
 
 The publication has 8 tables of 80 million rows × 32. The stream has 200 million items, so rows are shared, as they are
 in production. Every part of the run scales with the arguments of `published_recipe`, so the small recipe tests the code
 of the large recipe. docs/pretraining.md says how to run both and what they show.
 
 Decided: a user's own items stay among the negatives (`mask_same_user` is off), because users of the stream often return
-to an item. With this setting the loss estimates the softmax whose log-loss the evaluation measures. The negatives are
-the batch's positives and a few items drawn from the whole catalogue. Without the drawn items, nothing would push down
-the items that no batch contains. Fresh rows are drawn with a standard deviation of 0.5, so that items differ from the
-start. In a run with 2 million items, the model began to learn topics after about 190 steps; with a standard deviation
-of 0.1, only after about 380 steps.
+to an item. With this setting, the loss estimates a softmax, and the evaluation measures the log-loss of the same
+softmax. The negatives are the batch's positives and a few items drawn from the whole catalogue. Without the drawn
+items, nothing would push down the items that no batch contains. The initial values of table rows are drawn with a
+standard deviation of 0.5, so that items differ from each other already at the start of training. In a run with 2
+million items, the model began to learn topics after about 190 steps; with a standard deviation of 0.1, only after about
+380 steps.
 """
 
 from __future__ import annotations

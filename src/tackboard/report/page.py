@@ -140,7 +140,7 @@ class Section:
         align: Sequence[Align] | None = None,
         strong_rows: Sequence[int] = (),
     ) -> None:
-        """Adds a table. `align` has a side per column; the default is left. Raises ValueError if `align` or a row
+        """Adds a table. `align` has one side per column (default: left). Raises ValueError if `align` or a row
         does not have one entry per column."""
         sides = list(align or ["left"] * len(columns))
         for row in [sides, *rows]:
@@ -166,7 +166,7 @@ class Section:
         self.blocks.append(f'<div class="scroll"><table><tbody>{"".join(lines)}</tbody></table></div>')
 
     def code(self, text: str) -> None:
-        """Adds text to copy, in a fixed-width font, with its line breaks."""
+        """Adds text that readers may copy, in a fixed-width font, with its line breaks."""
         self.blocks.append(f"<pre><code>{clean(text)}</code></pre>")
 
     def entries(self, entries: Sequence["Section"], groups: Sequence[tuple[str, Sequence[int]]] = ()) -> None:

@@ -2,8 +2,8 @@
 
 A report must open in ten years, in a mail client and without a network. So a chart here is plain SVG text: no script,
 no web font, no plotting library. Colours are CSS variables with a fallback. So the page decides between light and dark,
-and a chart saved on its own still has colours. Series differ in luminance as well as in hue (palette of Okabe and Ito),
-and every chart has a title and a description for a screen reader.
+and a chart that is saved as a separate file still has colours. Series differ in luminance as well as in hue (palette of
+Okabe and Ito), and every chart has a title and a description for a screen reader.
 """
 
 import hashlib

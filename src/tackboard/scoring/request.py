@@ -5,8 +5,8 @@ they are sorted by time, and ties keep their order. The features of a model deci
 of the request, attributes of the user and of the candidates, a context. A known field that this model does not read is
 skipped and not converted. Errors name the field and never repeat an id.
 
-Decided: a value that is missing in a request becomes the value that the importer writes for a value that is missing in
-a log. So a request is scored like the events of training. `num_unknown` counts unknown names and events without a time.
+Decided: if a request lacks a value, the parser fills in what the importer writes if a log lacks this value. So a
+request is scored like the events of training. `num_unknown` counts unknown names and events without a time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Loads a bundle and scores requests. For a request the model reads the history once and then scores all candidates."""
+"""Loads a bundle and scores requests. The model reads a request's history once and then scores all candidates."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Scorer:
         return self.score_features(self.compute_features(request), request.candidate_items)
 
     def compute_features(self, request: ScoreRequest) -> dict[str, Column]:
-        """Computes the features of a request that the model reads; training computes the same features in batches."""
+        """Computes the features that the model reads, for one request. Training computes them with the same kernels."""
         columns = self._executor.compute(
             history=request.history,
             request_ms=request.request_ms,

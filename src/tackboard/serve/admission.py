@@ -66,7 +66,7 @@ class CostEstimate:
 
     The estimate is a straight line fitted to past computations; each weighs a tenth less than the computation after it.
     The estimate never falls as the size grows, and at most doubles if the size doubles. If all computations had the
-    same size, the estimate is their mean. Before the first computation every cost is 0.
+    same size, the estimate is their mean cost. Before the first computation every cost is 0.
     """
 
     __slots__ = ("_covariance", "_mean_s", "_mean_size", "_variance")
@@ -227,7 +227,7 @@ class Admission(Generic[Request, Result]):
         return len(left)
 
     def check_time(self, size: int, deadline_s: float) -> None:
-        """Refuses a request of this size if `submit` would refuse it as late, so that its values need not be read."""
+        """Refuses a request of this size now if `submit` would refuse it as too late. Then nobody reads its values."""
         with self._changed:
             self._check_time(size, deadline_s, _due_by(deadline_s))
 

@@ -337,7 +337,7 @@ class BoundedConnection(HttpToolsProtocol):
         return call in ("live", "server_ready")
 
     def _update_wait(self) -> None:
-        """Updates the room's `waiting`. After an answer and when a request begins, this connection goes last."""
+        """Updates `room.waiting`. After an answer, and when a request begins, this connection moves to the end."""
         before, self._wait = self._wait, self._current_wait()
         if self.room is None or self._wait == before or (before, self._wait) == ("slow", "idle"):
             return

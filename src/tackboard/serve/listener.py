@@ -3,10 +3,10 @@
 asyncio writes a traceback for a failed `accept`, and then stops listening for one second if resources ran out. Here a
 failure is counted, and logged at most once a second. If descriptors or memory ran out, the least useful connection is
 dropped. If the process itself had run out of descriptors, the drop is sure to help, and the next `accept` follows at
-once. Otherwise listening stops for a moment while established clients are served. Decided: each turn of the event loop
-accepts one connection. So a flood of connections does not delay the answers to other clients, and `accept` is called
-only if a client waits. Without a waiting client, `accept` could still fail on Linux for lack of descriptors, and a
-connection would be dropped for nothing.
+once. After any other failure, listening stops for a moment while established clients are served. Decided: each turn of
+the event loop accepts one connection. So a flood of connections does not delay the answers to other clients, and
+`accept` is called only if a client waits. Without a waiting client, `accept` could still fail on Linux for lack of
+descriptors, and a connection would be dropped for nothing.
 """
 
 from __future__ import annotations

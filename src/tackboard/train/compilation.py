@@ -4,11 +4,11 @@ Torch compiles a part of a model at its first call. It compiles the part again i
 example about a size. The call then takes seconds instead of milliseconds, and nothing says so. `CompilationWatch` takes
 a model with compiled parts, and says after each step what was compiled in it and why.
 
-Decided: the list of torch's own measurements is read (`torch._dynamo.utils.get_compilation_metrics`). It is kept
-whether or not anybody asks for it, so it costs nothing, and it has the reason. torch's log of recompilations has the
-same reasons, but to switch it on changes what torch prints. The list is no public interface of torch, so without it the
-watch sees nothing, and training goes on. Compilations of the backward pass have no reason of their own: they follow the
-compilation of their forward pass.
+Decided: the list of torch's own measurements is read (`torch._dynamo.utils.get_compilation_metrics`). Torch keeps this
+list anyway, so reading it costs nothing, and it has the reason of each compilation. torch's log of recompilations has
+the same reasons, but to switch it on changes what torch prints. The list is not a public interface of torch. If a
+version of torch lacks the list, the watch sees nothing, and training goes on. Compilations of the backward pass have no
+reason of their own: they follow the compilation of their forward pass.
 """
 
 from __future__ import annotations

@@ -118,5 +118,5 @@ class Guard:
         """Loads the state of a checkpoint. Steps that were skipped after that checkpoint stay skipped."""
         self.mean_norm.fill_(float(state["mean_norm"]))
         self.num_norms.fill_(int(state["num_norms"]))
-        self.num_spikes.fill_(int(state.get("num_spikes", 0)))  # Older versions did not count them.
+        self.num_spikes.fill_(int(state.get("num_spikes", 0)))  # Older versions did not count spikes.
         self.skipped = sorted(set(self.skipped) | set(state["skipped"]))

@@ -1,9 +1,9 @@
 """The optimisers: row-wise Adagrad updates tables, and AdamW updates dense parameters.
 
-A table's gradient touches few rows. A backward pass leaves the looked-up rows and their gradients with the table
-(`models.tables`), so they do not need the memory of a second table. After the dense gradient has been judged, the
-optimiser applies these gradients or drops them. Row-wise Adagrad keeps one number per row, the running sum of the mean
-squared gradient. So its state has only 1/dim of the table's size.
+A table's gradient touches few rows. A backward pass stores the ids of the looked-up rows and the gradients of these
+rows in the table object (`models.tables`). So no gradient of the size of the whole table is needed. After the dense
+gradient has been judged, the optimiser applies the stored gradients or drops them. Row-wise Adagrad keeps one number
+per row, the running sum of the mean squared gradient. So its state has only 1/dim of the table's size.
 
 A half-precision table is updated in fp32 and rounded stochastically. The gap between two half-precision numbers is
 often wider than an update, and rounding to nearest would lose the update. The random bits are a function of (seed,
@@ -87,7 +87,7 @@ def learning_rate_shares(steps_S: torch.Tensor, total_steps: int, config: Optimi
 
 
 class RowWiseAdagrad:
-    """Row-wise Adagrad for one table. It applies or drops the gradients that backward passes left with the table.
+    """Row-wise Adagrad for one table. It applies or drops the gradients that the table object has stored.
 
     If a model also reads the weight without a lookup, for example as its output layer, then `weight.grad` is applied
     too. The learning rate and the rounding key are numbers on the device of the table: set them with `fill_`, which
@@ -240,7 +240,7 @@ class Optimizers:
         try:
             yield
         finally:
-            # Elsewhere torch would warn that steps which could be recorded are not recorded.
+            # Outside of this context, torch would warn that steps that could be recorded are not recorded.
             for group in self.adamw.param_groups:
                 group["capturable"] = False
 

@@ -6,10 +6,11 @@ checkpoint is written at a time: the next checkpoint waits for it. If the thread
 its error.
 
 Two kinds of rows of a table are written: rows whose Adagrad sum is not 0, because the optimiser moves no other row, and
-rows that differed from the fresh rows when the run began (a run may begin with the rows of another run). Decided: the
-table is not compared with its fresh rows again at each checkpoint, because that would take longer than the copy.
+rows that differed from the fresh rows (the random initial rows, which a key determines) when the run began. They differ
+if the run began with the rows of another run. Decided: the table is not compared with its fresh rows again at each
+checkpoint, because that would take longer than the copy.
 
-Disk space and memory are compared with what is needed before anything is copied or written.
+Before anything is copied or written, the free disk space and memory are compared with what the checkpoint needs.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ copies a batch into the graph's own tensors and starts all kernels with one call
 
 A replayed step computes with the same kernels, and so in the same bits, as a step that runs as usual. Dropout is a
 function of the generator's seed, which the caller sets before each step. Numbers that differ from step to step must be
-in tensors. So only models that say so (`can_replay`) are replayed, and only with batches padded to sizes that repeat.
+in tensors. So only models that declare this (`can_replay`) are replayed, and only with batches padded to sizes that
+repeat.
 
 Decided: all graphs share one pool of memory, so they need the memory of the largest step and not of all. If torch
 refuses to record a step, the run goes on without graphs and says so once.

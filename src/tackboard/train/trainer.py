@@ -294,7 +294,7 @@ class Trainer:
         return prepare(batch, generator, pad=True) if self.pads else prepare(batch, generator)
 
     def _is_boundary(self) -> bool:
-        """Returns whether this step is logged, judged or saved, for which the host must know the verdicts."""
+        """Returns whether this step is logged, judged or saved. Before that, the host must know the verdicts."""
         training = self.config.training
         intervals = (training.log_every, training.checkpoint_every, training.validate_every or training.steps)
         return self.step == training.steps or any(self.step % interval == 0 for interval in intervals)
@@ -329,7 +329,7 @@ class Trainer:
         return not bad
 
     def _log(self, *, is_new: bool) -> None:
-        """Writes a line of metrics if `is_new`. After a bad step it is False: the last good step is logged already."""
+        """Writes a line of metrics if `is_new`. It is False after a bad step: the last good step is logged already."""
         if not is_new:
             return
         now = time.perf_counter()
@@ -505,7 +505,7 @@ def shall_pad(wanted: str, model: Any, device: torch.device, *, is_compiled: boo
 
 
 def shall_replay(wanted: str, model: Any, device: torch.device, *, pads: bool) -> bool:
-    """Returns whether to replay steps as CUDA graphs. Raises UsageError if `training.cuda_graphs` is on in vain."""
+    """Returns whether to replay steps as CUDA graphs. Raises UsageError if `wanted` is `on` but it is impossible."""
     can_replay = pads and device.type == "cuda" and bool(getattr(model, "can_replay", False))
     if wanted == "on" and not can_replay:
         raise UsageError(

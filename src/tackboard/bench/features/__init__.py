@@ -1,1 +1,1 @@
-"""`tackboard bench features` compares our executors with rivals, by the values and the times of the same features."""
+"""`tackboard bench features` lets our executors and rivals compute the same features, and compares values and times."""

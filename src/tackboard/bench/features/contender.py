@@ -1,4 +1,4 @@
-"""Runs one contender of `tackboard bench features` in a separate process.
+"""Runs one contender (Tackboard or a rival) of `tackboard bench features` in a separate process.
 
     python -m tackboard.bench.features.contender polars batch FOLDER REPEATS
 

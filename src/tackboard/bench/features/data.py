@@ -124,7 +124,7 @@ def batch_world(sizes: FeatureSizes, seed: int) -> World:
 
 
 def online_world(sizes: FeatureSizes, seed: int) -> World:
-    """Makes a few users and one request with many candidates for each user, as a server receives requests."""
+    """Makes a few users. Each user has one request with many candidates, like the requests that a server receives."""
     random = np.random.default_rng(seed + 1)
     items = _items(random, sizes.num_items)
     users = _users(random, sizes.online_requests)

@@ -1,4 +1,4 @@
-"""The contender `tackboard` of `tackboard bench features` computes the feature set of `set.py` with our two executors.
+"""The contender `tackboard` of `tackboard bench features` computes the features of `set.py` with our executors.
 
 Contenders take the tables of `data.py` and return one column per feature, with a value per request or per candidate.
 """

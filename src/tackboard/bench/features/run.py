@@ -1,8 +1,9 @@
 """`tackboard bench features` compares Tackboard with hand-written code and with Feast on the same 40 features.
 
-The bench writes made-up tables into a folder, lets every contender compute the features in a separate process, and
-returns a dictionary of figures. The values of a rival are compared with ours. If they differ, the rival's time is not
-reported. The rivals are in `benchmarks/rivals/`. If they are not installed (`rivals`), only Tackboard is measured.
+The bench writes made-up tables into a folder, lets every contender (Tackboard or a rival) compute the features in a
+separate process, and returns a dictionary of figures. The values of a rival are compared with ours. If they differ, the
+rival's time is not reported. The rivals are in `benchmarks/rivals/`. If they are not installed (`rivals`), only
+Tackboard is measured.
 
     batch        rows per CPU-second of all threads, because cores cost money; a row is a candidate of a request
     online       µs for one request; the items are known beforehand, so every contender prepares the features that

@@ -1,4 +1,4 @@
-"""Checks whether a contender of `tackboard bench loader` gives the same batches as our loader.
+"""Checks whether a contender (a loader in `tackboard bench loader`) gives the batches that `make_batch` gives.
 
 The module `contender` writes a file with the digests of all segments of an epoch and with the tensors of some batches.
 The check compares this file with the dataset and returns a sentence for each difference. The epoch must hold every

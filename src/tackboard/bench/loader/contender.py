@@ -1,4 +1,4 @@
-"""Runs one contender of `tackboard bench loader` in a separate process.
+"""Runs one contender (our loader or a rival) of `tackboard bench loader` in a separate process.
 
     python -m tackboard.bench.loader.contender arrow events FOLDER speed,check
 
@@ -42,7 +42,7 @@ MODULES = {
 LIBRARIES = {"hugging_face": ("pandas", "datasets"), "ray": ("pandas", "ray.data"), "arrow": ("pandas",)}
 """Libraries that a contender needs in addition to torch and Arrow. They are loaded before idle memory is measured."""
 WARM_UP_SECONDS = 1.0
-"""The warm-up reads the first epoch and stops after this CPU time. It is not counted."""
+"""The warm-up reads the first epoch until it has used this much CPU time. The warm-up is not counted."""
 LEAST_SECONDS = 0.8
 """Complete epochs are measured until they have used this much CPU time, but at most MOST_EPOCHS epochs."""
 MOST_EPOCHS = 6

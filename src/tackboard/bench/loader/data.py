@@ -2,14 +2,15 @@
 
 This module takes a made-up dataset or the user's dataset, and writes a folder for the rivals:
 
-    examples.parquet   one row per training segment, with its events in list columns; a row group for each bucket
+    examples.parquet   one row per training segment (a piece of one user's history), with its events in list columns;
+                       one row group per bucket (a group of users)
     examples.arrow     the same rows without compression, as Hugging Face `datasets` keeps them in its cache
-    items.npz          for every item: its id, its rows in the embedding tables, and its log share of the positives
+    items.npz          for every item: its id, its rows in the embedding tables, and the log of its share of positives
     setting.json       the setting of all contenders, and the names of actions and surfaces
 
 Decided: these files already hold the values that our loader computes while it reads (the split, the segments, actions
-as numbers, the hash rows and shares of all items). The time to write the files is not counted. So no rival is slow
-because it lacks preparation.
+as numbers, the table rows and shares of all items). The time to write the files is not counted. So if a rival is slow,
+a lack of preparation is not the reason.
 """
 
 from __future__ import annotations
@@ -83,11 +84,14 @@ class Setting:
         )
 
     def window_rows(self, num_examples: int) -> int:
-        """Returns how many of the dataset's `num_examples` examples are in a window, for rivals without buckets."""
+        """Converts `window_buckets` to a number of examples, for rivals that have no buckets.
+
+        A window is the part of the data that is in memory and shuffled together.
+        """
         return max(1, -(-num_examples * self.window_buckets // self.num_buckets))
 
     def open(self) -> SequenceSource:
-        """Opens the dataset in the way our loader does, with the default features of a model."""
+        """Opens the dataset as our loader does, with the default features of a model."""
         standard = functools.partial(features_for_model, DEFAULT_READS, max_history=self.max_length)
         return open_sequences(self.dataset, self.positive_actions, features=standard)
 

@@ -74,7 +74,7 @@ def measure_layouts(folder: Path, *, quick: bool = False) -> dict[str, Any]:
 def compare_layouts(
     dataset: Dataset, folder: Path, *, max_history: int = MAX_HISTORY, max_values: int = MAX_VALUES
 ) -> dict[str, Any]:
-    """Returns the bytes of each layout with each codec, and how many times smaller it is than "flat, shuffled".
+    """Returns the bytes of each layout with each codec, and how many times smaller the layout is than "flat, shuffled".
 
     Writes files to `folder` and removes them. Raises DataError if a layout does not return the same examples.
     """

@@ -1,7 +1,8 @@
 """Measures how well the training order mixes users, for windows of several sizes, compared with a full permutation.
 
-A window is a group of buckets whose segments are shuffled together. For a dataset of a given size, this module returns
-two ratios per window size. A ratio of 1 means that the order mixes as well as a full permutation.
+A window consists of several buckets (groups of users). The segments (pieces of histories) of a window are shuffled
+together. For a dataset of a given size, this module returns two ratios per window size. A ratio of 1 means that the
+order mixes as well as a full permutation.
 
     spread       Each segment has a position in the sorted dataset, and each step has a mean position. The ratio is the
                  variance of this mean over steps, divided by the variance for a full permutation. A large ratio means

@@ -1,14 +1,15 @@
 """`tackboard bench loader` measures the speed and the memory of our training loader and of three other loaders.
 
-The bench reads the user's dataset or a made-up dataset, and returns a dictionary of figures. Every contender must make
-the same kind of batches (`SequenceBatch`). Each user's events before the held-out event are cut into segments of at
-most `max_length` events. The segments are shuffled at least as well as by our windows. A step has at most
-`tokens_per_step` events. `check` verifies the batches. If they are wrong, the time of the contender is not reported.
+The bench reads the user's dataset or a made-up dataset, and returns a dictionary of figures. Every contender (our
+loader or a rival) must make the same kind of batches (`SequenceBatch`). Each user's events before the held-out event
+are cut into segments of at most `max_length` events. The segments are shuffled at least as well as our windows shuffle
+them. A step has at most `tokens_per_step` events. `check` verifies the batches. If the batches of a contender are
+wrong, its time is not reported.
 
-    speed      training segments per CPU-second of all processes, with one thread each; the median of several runs
+    speed      training segments per CPU-second; each process has one thread; the median of several runs
     ladder     speed of our own loader, from the simplest variant to the variant that training uses
     workers    wall-clock seconds of an epoch, without workers and with two workers
-    memory     peak memory of all processes of a contender over an epoch; for made-up data also at ten times the size
+    memory     peak memory of all processes of a contender over an epoch; made-up data also at ten times the size
     mixing     how well the training order mixes users (`mixing`)
     layouts    bytes of the same examples in four layouts (`layouts`)
 
@@ -78,7 +79,7 @@ WITH_WORKERS = (OURS, "arrow")
 WATCHED = (OURS, "arrow", "hugging_face", "ray")
 """Contenders whose memory is measured."""
 LARGE_EVENTS = 5_000_000
-"""Above this number of events, SLOWEST is left out, and the check is skipped because it keeps all events in memory."""
+"""Above this number of events, SLOWEST and the check are left out; the check would keep all events in memory."""
 SLOWEST = "hugging_face_torch"
 SHOWN_SETTINGS = ("max_length", "tokens_per_step", "window_buckets", "num_hashes", "positive_actions")
 MIB = 2**20
@@ -175,7 +176,7 @@ class Runner:
         self._rivals_python = rivals_python
 
     def run(self, entry: Entry, tasks: str, *, watch: bool = False) -> dict[str, Any]:
-        """Returns the answer of a contender's process, or the reason why it failed. `watch` adds its `peak_bytes`."""
+        """Returns the answer of a contender's process, or the reason of its failure. `watch` adds `peak_bytes`."""
         python = sys.executable if entry.module == OURS else str(self._rivals_python)
         command = [python, "-m", "tackboard.bench.loader.contender", entry.module, entry.variant]
         quiet = {"HF_DATASETS_OFFLINE": "1", "RAY_DEDUP_LOGS": "0"}

@@ -1,11 +1,11 @@
 """Shows where the time of a training step goes: profiles some steps of the real trainer and adds up the times by part.
 
-The module takes a trainer and returns milliseconds per step of each part. An operation belongs to the part of the model
-that called it. An operation of the backward pass belongs to the part of the forward operation whose gradient it
-computes; torch's profiler gives both the same sequence number. On a GPU the times of kernels are added up, and on a CPU
-the times of the main thread. Decided: parts are found by hooks on the modules of PinFM and by the names of operations
-(matrix products, attention), so the profile stays correct when operations are replaced. All work of `model.loss`
-outside of tables, projections and backbone belongs to the loss.
+The module takes a trainer and returns milliseconds per step of each part. An operation of the forward pass belongs to
+the part of the model that called it. An operation of the backward pass computes the gradient of a forward operation,
+and belongs to the same part; torch's profiler gives both operations the same sequence number. On a GPU, the times of
+kernels are added up; on a CPU, the times of the main thread are. Decided: parts are found by hooks on the modules of
+PinFM and by the names of operations (matrix products, attention), so the profile stays correct when operations are
+replaced. All work of `model.loss` outside of tables, projections and backbone belongs to the loss.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def add_up(events: Iterable[Any], *, is_gpu: bool) -> dict[str, float]:
     parts_of_forward: dict[int, str] = {}
     for event in sorted(known, key=lambda event: event.time_range.start):
         part = _part_of_range(event)
-        # If several operations have the same number, the part of the last one counts: it made the node of the graph.
+        # If several operations have the same number, the part of the last one counts: it made the autograd node.
         if part is not None and event.sequence_nr >= 0:
             parts_of_forward[event.sequence_nr] = part
     main = {event.thread for event in known if event.name.startswith(MARK)}
@@ -96,7 +96,7 @@ def add_up(events: Iterable[Any], *, is_gpu: bool) -> dict[str, float]:
 
 
 def kernels_us(events: Iterable[Any]) -> float:
-    """Returns the microseconds of all kernels of a GPU. Copies of the next batch run beside them and do not count."""
+    """Returns the microseconds of all kernels of a GPU. Copies of the next batch run meanwhile and do not count."""
     kernels = [event for event in events if _is_of_gpu(event) and not event.name.startswith((MARK, "Memcpy HtoD"))]
     return float(sum(event.time_range.elapsed_us() for event in kernels if not event.is_user_annotation))
 
@@ -144,7 +144,7 @@ def _refined(part: str, event: Any, *, is_gpu: bool) -> str:
 
 
 def _mark_parts(trainer: TimedTrainer) -> None:
-    """Puts a named range around the parts of a PinFM and around the dense optimiser."""
+    """Puts a named range of the profiler around each part of a PinFM and around the optimisers."""
     model = trainer.model
     for name, part in (*MODULES.items(), ("decoder", "backbone")):
         if isinstance(module := getattr(model, name, None), nn.Module):

@@ -3,8 +3,8 @@
     python -m tackboard.bench.pretrain.contender SPEC.json        # our own side
     python -m rivals.plain_pretrain SPEC.json                     # the rival, in benchmarks/
 
-SPEC.json holds a `Spec`. Decided: every measurement gets a new process, because the settings of the memory allocator,
-the compiled code and the peak of memory apply to a whole process.
+SPEC.json holds the fields of a `Spec`. Decided: every measurement gets a new process, because the settings of the
+memory allocator, the compiled code and the peak of memory apply to a whole process.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Spec:
     warmup: int = 5
     timed: int = 20
     off: tuple[str, ...] = ()
-    """Rungs of the ladder that are switched off."""
+    """Rungs of the ladder (optimisations, see `ladder`) that are switched off."""
     is_profiled: bool = False
     """Whether to profile the parts of a step, instead of timing steps."""
     batches: str = ""
-    """For the rival: the file of batches and parameters (`prepared`)."""
+    """For the rival: the file with batches and parameters that `prepared` wrote."""
 
     @classmethod
     def read(cls, path: Path) -> Spec:
@@ -62,7 +62,7 @@ def measure(spec: Spec) -> dict[str, Any]:
     config = config_of(find_preset(spec.preset), Path(spec.dataset))
     with ExitStack() as stack, TemporaryDirectory(prefix="tackboard-bench-") as runs:
         config = without(config, spec.off, spec.device, stack)
-        # A profile shows the parts of a step only if the host starts every kernel.
+        # A profile shows the parts of a step only if the host starts every kernel, so CUDA graphs are off.
         graphs = ["training.cuda_graphs=off"] if spec.is_profiled else []
         config = apply_overrides(config, [f"training.device={spec.device}", *spec.overrides, *graphs])
         source = open_source(config)

@@ -1,9 +1,9 @@
 """Defines the sizes that `tackboard bench pretrain` measures, and makes up the datasets for them.
 
-A preset is a run's config with the sizes of a synthetic log. `rows` says how long the rows of a batch are: "mixed"
-gives rows of 48 events on average and at most 256, "full" gives rows of exactly 256 events. A few items are in many
-events. Decided: every event is a positive, and all negatives are drawn uniformly. So every implementation computes the
-same number of scores for the loss of a step: tokens × `negatives`.
+A preset holds the config of a run and the sizes of a synthetic log. `rows` says how long the rows of a batch are:
+"mixed" gives rows of 48 events on average and at most 256, "full" gives rows of exactly 256 events. A few items are in
+many events. Decided: every event is a positive, and all negatives are drawn uniformly. So every implementation computes
+the same number of scores for the loss of a step: tokens × `negatives`.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def find_preset(name: str) -> Preset:
 
 
 def dataset_of(preset: Preset, folder: Path, data: Path | None = None) -> Path:
-    """Returns `data` if given, and otherwise writes the preset's synthetic log to `folder` and returns its snapshot.
+    """Returns `data` if it is given. Otherwise writes the preset's synthetic log to `folder` and returns its snapshot.
 
     Raises UsageError if the preset has no synthetic log and `data` is None.
     """

@@ -4,11 +4,12 @@ The module takes a PinFM (on any device, also meta), the counts of a batch and t
 of items with their formulas. The floor is the sum of the items. This list was committed before the step was optimised,
 so the floor could not be fitted to the result of an optimisation.
 
-`FORMULAS` says what each item counts, in the letters below. The time of a matrix product is measured on this device,
-for exactly its shape. All other work takes the time to read and write its bytes, at the bandwidth of a large copy.
-Attention also has a time for its FLOP, at the speed of a large product; the longer of the two times counts. Numbers
-have the precision of matrix products unless a formula says fp32. Rows of tables and their sums are counted in whole
-memory sectors (32 bytes on a GPU, 64 bytes on a CPU), because memory is read in sectors.
+`FORMULAS` says what each item counts. Its letters are explained below. The time of a matrix product is measured on this
+device, for exactly its shape. All other work takes the time to read and write its bytes, at the bandwidth of a large
+copy. Attention also has a time for its FLOP, at the speed of a large product; the longer of the two times counts.
+Numbers have the precision of matrix products unless a formula says fp32. Table rows, and the running sums that the
+optimiser keeps for them, are counted in whole memory sectors (32 bytes on a GPU, 64 bytes on a CPU), because memory is
+read in sectors.
 
 Decided: work that can be fused into its neighbour is free (activations, biases, dropout, masks, the softmax, the copy
 of the batch). The times of the items are added up, because the items depend on each other and cannot overlap. Padding
@@ -16,8 +17,8 @@ is never counted. MFU (model FLOP utilisation) counts only the backbone and the 
 products.
 
 Shapes: N events, B rows, T tokens (events and start tokens), C causal pairs of tokens in the same row, A tokens that
-predict, R sums of the loss, M distinct items, Q negatives, U distinct table rows, D width, E width of an item's rows, a
-width of all heads together.
+predict, R softmax sums of the loss, M distinct items, Q negatives, U distinct table rows, D width, E width of all rows
+of an item together, a width of all heads together.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from tackboard.ops import contrastive_blocked, contrastive_reference
 from tackboard.train.config import RunConfig
 
 Off = Callable[[], AbstractContextManager[Any]]
-"""Returns a context in which the slow twin is in place of the fast operation."""
+"""Returns a context in which the slow twin replaces the fast operation."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Rung:
     words: str
     off: Off | None = None
     settings_off: Sequence[str] = ()
-    """Settings `a.b=c` of a run without this optimisation."""
+    """Settings of the form `a.b=c` that switch this optimisation off."""
     settings_on: Sequence[str] = ()
-    """Settings of a run with this optimisation; empty if the optimisation is the default."""
+    """Settings that switch this optimisation on; empty if the optimisation is on by default."""
     devices: Sequence[str] = field(default=("cpu", "cuda"))
     """Types of devices on which this optimisation does something."""
     tolerance: float = 1e-3
@@ -45,10 +45,10 @@ class Rung:
 
 
 def replaced(place: str, value: Any) -> Off:
-    """Returns a switch that puts `value` at `place`, "module:name" or "module:Class.name".
+    """Returns a switch that puts `value` at `place`. A place has the form "module:name" or "module:Class.name".
 
-    If `value` is a string of this form, it names the object that is put there. The modules are imported when the switch
-    is used.
+    If `value` is itself a string of such a form, the switch puts the object that the string names at `place`. The
+    modules are imported when the switch is used.
     """
 
     @contextmanager
@@ -97,7 +97,7 @@ RUNGS = (
     ),
     Rung(
         "groups",
-        "attention in grids of rows of similar length",
+        "attention in one padded grid for each group of rows of similar length",
         off=replaced("tackboard.batch.row_layout:cuts_of", lambda lengths: [len(lengths)]),
         devices=["cpu"],
     ),
@@ -134,7 +134,7 @@ RUNGS = (
     ),
     Rung(
         "loss-kernel",
-        "one kernel between the products of the loss",
+        "one kernel for all work between the matrix products of the loss",
         off=replaced("tackboard.ops.contrastive:choose", lambda _: contrastive_blocked.contrastive_loss),
         devices=["cuda"],
         tolerance=2e-2,
@@ -163,9 +163,9 @@ def rungs_of(device_type: str) -> tuple[Rung, ...]:
 
 
 def without(config: RunConfig, names: Sequence[str], device_type: str, stack: ExitStack) -> RunConfig:
-    """Returns `config` without the rungs `names`, whose slow twins are in place until `stack` is closed.
+    """Returns `config` without the rungs `names`. Their slow twins stay in place until `stack` is closed.
 
-    All other rungs of this type of device are on. Raises UsageError if a name is not one of these rungs.
+    All other rungs of this type of device are on. Raises UsageError if a name is not a rung of this type of device.
     """
     rungs = rungs_of(device_type)
     if unknown := set(names).difference(rung.name for rung in rungs):

@@ -46,14 +46,14 @@ class TimedTrainer(Trainer):
         self.on_end: Callable[[], object] = lambda: None
         """Called after the last timed step."""
         self.begins_s: list[float] = []
-        """When the trainer had the batch of each timed step and began to compute."""
+        """For each timed step: the time at which the trainer had the batch and began to compute."""
         self.ends_s: list[float] = []
         """The end of the last warm-up step, and then the end of each timed step."""
         self.first_loss = float("nan")
         """Loss of the first step of training."""
         self.figures: dict[str, float] = {}
         self.tokens_read = 0
-        """Tokens of all steps. `num_tokens` lags behind, because the trainer counts steps whose verdict it has read."""
+        """Tokens of all steps. `num_tokens` lags behind: it covers only steps whose verdict the trainer has read."""
 
     def save(self) -> None:
         """Writes nothing, see the module's docstring."""

@@ -1,8 +1,8 @@
 """Measures the peaks of a device: the time of a matrix product of a given shape, and the bandwidth of a large copy.
 
 Decided: a peak is the shortest of several measurements, because a floor must not contain the work of other processes.
-Every shape is measured once per run. If the matrices of a product are too large, its longest side is halved until they
-fit, and the measured time is scaled up.
+Every shape is measured once per run. If the matrices of a product are too large, the longest side of the product is
+halved until the matrices fit, and the measured time is scaled up.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 SQUARE = {"cpu": 1024, "cuda": 8192}
 """Side of the square matrices whose product gives the peak speed of a device."""
 COPIED_NUMBERS = {"cpu": 1 << 25, "cuda": 1 << 30}
-"""Number of fp32 numbers in the copy that gives the bandwidth of a device. They do not fit into any cache."""
+"""Number of fp32 numbers in the copy that gives the bandwidth of a device. These numbers do not fit into any cache."""
 MOST_CELLS = {"cpu": 1 << 25, "cuda": 1 << 31}
 """Largest number of cells of a measured matrix."""
 

@@ -1,9 +1,10 @@
-"""Writes the batches of the first steps, and the initial parameters of the model, for the rival of the bench.
+"""Writes the first batches and the initial parameters of the model, for the rival that the bench compares with us.
 
 The module takes a config and a source of data, and writes one safetensors file. A rival reads the file before its clock
-starts. The module also returns our loss of the first batch, so that the rival's loss is checked before its time counts.
-Decided: if the tables have more than LARGEST_BYTES, all parameters are left out, because a file of large tables would
-take longer to write than everything else. The rival then starts from random parameters, and its loss is not compared.
+starts. The module also returns our loss of the first batch. The bench reports the rival's times only if the rival has
+the same loss. Decided: if the tables have more than LARGEST_BYTES, all parameters are left out, because a file of large
+tables would take longer to write than everything else. The rival then starts from random parameters, and its loss is
+not compared.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def table_bytes(config: PinFMConfig) -> int:
 
 
 def rival_setting(config: RunConfig, source: SequenceSource, num_batches: int) -> dict[str, Any]:
-    """Returns the sizes and rates that the rival reads."""
+    """Returns the sizes and learning rates that the rival reads."""
     model, tables = config.model, config.model.tables
     return {
         "num_batches": num_batches,

@@ -1,6 +1,6 @@
-"""`tackboard bench pretrain` compares a step of `tackboard train` with its floor, adding one optimisation at a time.
+"""`tackboard bench pretrain` times a training step with more and more optimisations, and compares it with its floor.
 
-The bench takes names of sizes (`data.PRESETS`) and returns a dictionary of figures. For each size it measures
+The bench takes names of sizes (`data.PRESETS`) and returns a dictionary of figures. For each size it measures:
 
     floor      the least time that a step of the algorithm can take on this device (`floor`, `peaks`)
     ladder     the step without optimisations, then with one more optimisation each time (`ladder`)
@@ -65,8 +65,9 @@ def measure(
 ) -> dict[str, Any]:
     """Measures each size and writes files to `folder`. Without `sizes`, measures the device's default sizes.
 
-    `rungs` names the lines of the ladder to measure beside the last; without it, all lines are measured. Raises
-    UsageError for an unknown size or rung, and TackboardError if our own side fails or a rung changes the loss.
+    `rungs` names lines of the ladder. These lines and the last line are measured; without `rungs`, all lines are
+    measured. Raises UsageError for an unknown size or rung, and TackboardError if our own side fails or a rung changes
+    the loss.
     """
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
     names = ("tiny",) if quick else tuple(sizes) or DEFAULT_SIZES[device_type]

@@ -1,13 +1,14 @@
-"""Measures how long lookup, backward and row-wise update of tables take: our code, plain PyTorch, FBGEMM, the floor.
+"""Measures how long lookup, backward pass and row-wise update of tables take in our code, plain PyTorch and FBGEMM.
 
 The input is the size of the tables, the number of items of a step, and a device. The output is milliseconds per step.
-All contenders begin with the same rows and get the same gradients. The rows of a contender are compared with ours after
-its first step, before its steps are timed. FBGEMM takes part on a GPU if it is installed. Plain PyTorch (a sparse
+These contenders all begin with the same rows and get the same gradients. The rows of a contender are compared with ours
+after its first step, before its steps are timed. FBGEMM takes part on a GPU if it is installed. Plain PyTorch (a sparse
 gradient that is coalesced) takes part with fp32 tables only, because it has no stochastic rounding.
 
-The floor counts the bytes that no implementation can avoid, in sectors of 32 bytes. The lookup reads the row ids and
-the distinct rows, and writes the vectors. The update reads the gradients, and reads and writes the distinct rows and
-their running sums (one sector each). The bandwidth is measured by copying a large tensor on the same device.
+The output also has a floor: the time to move the bytes that no implementation can avoid, in sectors of 32 bytes. The
+lookup reads the row ids and the distinct rows, and writes the vectors. The update reads the gradients, and reads and
+writes the distinct rows and their running sums (one sector each). The bandwidth is measured by copying a large tensor
+on the same device.
 
 Shapes: M items, k sub-tables, D = k × d, d width of a row.
 """
@@ -208,7 +209,7 @@ def _fbgemm(config: TableSpeedConfig, device: torch.device) -> tuple[Step, Read]
 
 
 def _milliseconds(step: Step, batches: list[torch.Tensor], gradient_MD: torch.Tensor, repeats: int) -> float:
-    """Returns the median time of `repeats` steps, measured by CUDA events on a GPU, otherwise by the clock."""
+    """Returns the median time of `repeats` steps, measured by CUDA events on a GPU and by the clock on a CPU."""
     for rows_MK in batches:
         step(rows_MK, gradient_MD)
     if not gradient_MD.is_cuda:

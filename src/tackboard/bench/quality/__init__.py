@@ -1,1 +1,1 @@
-"""`tackboard bench quality` measures models on public datasets under published protocols, cell by cell."""
+"""`tackboard bench quality` measures models on public datasets under published protocols, in units called cells."""

@@ -14,7 +14,7 @@ One question compares sets of positive actions. It needs a dataset with several 
 the same way (stage `ablation-positives`). The model ranks the article of the user's second-last save among all articles
 that are new to the user. The history ends before the user's first event with this article, and training reads no later
 event of the user. Decided: the history does not end right before the save, because people open an article and then save
-it. Otherwise a model could succeed by guessing the article that the user opened last.
+it. With the opening in the history, a model could succeed by guessing the article that the user opened last.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ NOT_PUBLISHED = "not in the publication"
 
 
 def _ladder(name: str, title: str, dataset: str, steps: Sequence[tuple[str, str]]) -> Question:
-    """Returns the question what each step from the published configuration to the shipped recipe is worth."""
+    """Returns a question: what is each step from the published configuration to the shipped recipe worth?"""
     variants = [Variant("published", "the published configuration")]
     for respect, words in steps:
         variants.append(Variant(respect, words, variants[-1].name, None, NOT_PUBLISHED))

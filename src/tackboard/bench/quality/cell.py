@@ -1,15 +1,15 @@
-"""Does the work of one cell (see cells.py). This module can also run as a separate process:
+"""Does the work of one cell (a unit of work, see cells.py). This module can also run as a separate process:
 `python -m tackboard.bench.quality.cell WORK SPEC.json DEVICE THREADS`.
 
 This module reads the description of a cell and writes the result under WORK/cells. The stage of a cell says what to do:
 
-    baseline   ranks the test event by simple counts or by how recently items were seen; nothing is fit
-    validate   fits with the last two events held out, ranks the second-last event at every checkpoint, and chooses the
-               number of steps with the best NDCG@10
-    test       fits with the last event held out, for the number of steps that the cell `after` chose, on the same
-               learning-rate schedule; ranks the test event once, at the end
-    published  fits with the last event held out and ranks this event at every checkpoint, as the publications of SASRec
-               and HSTU did; keeps the last figure and the best figure, although it is cheating to choose on test data
+    baseline   ranks the test event by simple counts or by how recently items were seen; no model is fitted
+    validate   fits a model with the last two events held out, ranks the second-last event at every checkpoint, and
+               chooses the number of steps with the best NDCG@10
+    test       fits a model with the last event held out, for the number of steps that the earlier cell `after` chose,
+               on the same learning-rate schedule; ranks the test event once, at the end
+    published  fits a model with the last event held out and ranks this event at every checkpoint, as the publications
+               of SASRec and HSTU did; keeps the last and the best figure, although choosing on test data is cheating
 
 Some studies add other stages, and `STAGES` lists all stages. A run keeps the ranks of each ranked checkpoint in a file.
 So a run that continues after a kill ranks no checkpoint twice. If the newest checkpoint must be ranked and has no ranks
@@ -154,7 +154,8 @@ class Judge:
         return np.array(rows, dtype=np.bool_)
 
     def gaps(self) -> NDArray[np.int64]:
-        """Returns the whole seconds from the event before to each user's held-out event, or -1 if no event is before.
+        """Returns for each user the whole seconds from the event before to the held-out event; -1 without an event
+        before.
 
         The gap is 0 if both events carry the same second. A tie rule adds milliseconds to times (data.py), so only
         whole seconds are compared.
@@ -165,7 +166,7 @@ class Judge:
         return np.where(has_before, seconds[targets] - seconds[np.maximum(targets - 1, 0)], -1)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Returns what is kept about each ranked user beside the ranks [U]: position, gap, and whether items return."""
+        """Returns what is kept about each ranked user beside the ranks [U]: position, `gaps` and `returns`."""
         return {"users": self.users.astype(np.int32), "gaps": self.gaps(), "returns": self.returns()}
 
 

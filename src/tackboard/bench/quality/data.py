@@ -248,7 +248,7 @@ def distinct_ids(column: pa.ChunkedArray) -> list[Any]:
 
 
 def settle_ties(events: pa.Table, rule: str) -> pa.Table:
-    """Adds 0, 1, 2, … ms to events of one user at one instant, in the order of the rule, so a user's times differ."""
+    """Adds 0, 1, 2, … ms to events of one user at one instant, in the order of `rule`, to make all times differ."""
     users = _codes(events["user"])
     times, order = numpy_column(events, "time_ms"), numpy_column(events, "order")
     by_time = np.lexsort((order, times, users))

@@ -1,9 +1,9 @@
-"""Shows how well methods rank by the gap: the time between the held-out event and the event before it.
+"""Shows how well methods rank for short and long gaps. A gap is the time between the held-out event and the one before.
 
 A method that reads the request's time knows the gap. If both events carry the same second, no request can have come
-between them, so the gap tells such a method something that no server would know. For these methods the leading figure
-is therefore that of all other users. The input is the results of cells, each with ranks and gaps (whole seconds) of the
-same users. The output is tables of text, and the same results for a part of the users.
+between them, so the gap tells such a method something that no server would know. So the leading figure of such methods
+leaves out the users with a gap of 0 seconds. The input is the results of cells, each with ranks and gaps (whole
+seconds) of the same users. The output is tables of text, and the same results for a part of the users.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Groups = Mapping[tuple[str, str], Sequence[Result]]
 
 
 def range_of_gaps(gaps_U: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the index in GAPS of each user's gap [U]; -1 for a user without an event before."""
+    """Returns the index in GAPS of each user's gap [U]; -1 for a user without an event before the held-out event."""
     return np.searchsorted(np.array(list(GAPS.values())), gaps_U, side="right") - 1
 
 
@@ -38,7 +38,7 @@ def with_gaps(groups: Groups) -> dict[tuple[str, str], Sequence[Result]]:
 
 
 def without_same_second(groups: Groups) -> dict[tuple[str, str], list[Result]]:
-    """Returns the results for the users whose held-out event has another second than the event before.
+    """Returns the results for the users whose held-out event is not in the same second as the event before.
 
     Groups without such users are left out.
     """

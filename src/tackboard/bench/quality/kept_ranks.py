@@ -8,7 +8,7 @@ to be read. NumPy opens it (`numpy.load(file, allow_pickle=False)`):
                     and `cells`: for each cell its description (method, seed, tie rule, stage), its numbers, and
                     array name → member of this file
     0, 1, 2, …      the arrays. `ranks`: 0-based rank of each user's held-out item, int32. `users`: position of each
-                    ranked user in the dataset. `gaps`: seconds from the event before to the held-out event.
+                    ranked user in the dataset. `gaps`: seconds between the held-out event and the event before it.
 
 Decided: metrics are not stored. They are computed from the ranks when the file is read, so a table that is made from
 the file cannot say more than the ranks do. Equal arrays, such as `gaps` of all methods, are stored once. A zip archive
@@ -40,10 +40,10 @@ FORMAT_VERSION = 1
 SUFFIX = "_ranks.npz"
 STUDY = "study"
 DERIVED = {"metrics": "ranks", "best_metrics": "ranks_best"}
-"""Name of metrics in a result → name of the ranks from which they are computed. `ranks_…_ahead` names both."""
+"""Name of metrics in a result → name of the ranks behind them. For `ranks_…_ahead`, the two names are the same."""
 
 UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error)
-"""What NumPy, zip, JSON and a missing entry raise for a file that is not as `write_kept` leaves it."""
+"""The errors that reading may raise if a file is not as `write_kept` wrote it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _small(array: NDArray[Any]) -> NDArray[Any]:
 def read_kept(path: Path) -> KeptStudy:
     """Reads a file that `write_kept` wrote. A damaged file, or a file of another format, raises CorruptFileError."""
     try:
-        if not zipfile.is_zipfile(path):  # NumPy would say that the file can be loaded unsafely.
+        if not zipfile.is_zipfile(path):  # NumPy's own error would suggest unsafe loading.
             raise ValueError("it is no zip archive")
         with np.load(path, allow_pickle=False) as file:
             study = json.loads(file[STUDY].tobytes())

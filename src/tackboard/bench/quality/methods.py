@@ -300,7 +300,7 @@ def _rival_of_our_size(
 ) -> RunConfig:
     """Returns a run of a rival with the width, depth, heads and data of our PinFM, to compare designs, not sizes.
 
-    The kind `fair` also has the loss of our PinFM; the kind `wide` has not.
+    The kind `fair` also has the loss of our PinFM; the kind `wide` does not.
     """
     recipe = _recipe(place)
     ours = recipe.model
@@ -332,7 +332,7 @@ def _recipe(place: MethodContext) -> RunConfig:
 
 
 def _pinfm(name: str, inputs: str, place: MethodContext) -> RunConfig:
-    """Returns the shipped recipe, which reads `inputs`."""
+    """Returns the shipped recipe, changed so that it reads `inputs`."""
     recipe = _recipe(place)
     max_history = min(recipe.model.max_history, place.max_length)
     model = dataclasses.replace(recipe.model, request_time=inputs == "request", max_history=max_history)

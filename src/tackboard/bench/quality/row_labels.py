@@ -1,8 +1,8 @@
-"""Names a row of a table of `tackboard bench quality`: what the model is, what its softmax was over, how it was tuned.
+"""Names a row of a table of `tackboard bench quality`: its model, the items of its softmax, and its tuning.
 
-The functions take a cell (cells.py), whose config says what was trained. The name of a method alone does not: a recipe
-differs by dataset, and --set may change everything. A wrong word here is a wrong claim, so each word is read from the
-config.
+The functions take a cell (cells.py), whose config says what was trained. The name of a method alone does not say this:
+a recipe differs by dataset, and --set may change everything. A wrong word here is a wrong claim, so each word is read
+from the config.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def finished(context: StudyContext, plan: StudyPlan) -> list[Result]:
 
 
 def kept_options(context: StudyContext, plan: StudyPlan) -> dict[str, Any]:
-    """Returns the options that plan the same cells in a version with other defaults.
+    """Returns options that plan the same cells even in a version with other defaults.
 
     Some studies name their cells after arms or recipes, not after methods. These studies keep the options that the user
     gave.

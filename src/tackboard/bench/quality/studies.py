@@ -46,7 +46,7 @@ TRIES_NOTE = (
 )
 MEANS_HEADER = [*NAMED, "seeds", *METRICS]
 APART = "not in the second of the event before"
-"""Name of the targets that leave out same-second targets (gaps.py)."""
+"""Name of the test events that are not in the same second as the event before (gaps.py)."""
 HSTU_README = "meta-recsys/generative-recommenders, README"
 PUBLISHED: dict[str, dict[str, tuple[str, str, tuple[float, ...]]]] = {
     "ml-1m": {
@@ -310,7 +310,7 @@ def _beside_published(
     random: Mapping[tuple[str, str], Sequence[Result]],
     published: Mapping[str, tuple[str, str, tuple[float, ...]]],
 ) -> list[dict[str, Any]]:
-    """Returns our figures under random ties and the published figures."""
+    """Returns a table of our figures under random ties and the published figures."""
     if not published:
         return []
     rows = _mean_rows(context, random)

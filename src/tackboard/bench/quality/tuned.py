@@ -7,8 +7,8 @@ of tries. A family is a method without its inputs: `sasrec-fair` stands for `sas
 recipes/public.py.
 
 `tackboard bench quality --study tune` prints the entry of a family when its tries are finished. The numbers below were
-counted in docs/log.md, in the sections of the dates given, from the rows of their tables. The log of the first sweep
-on ml-1m also mentions fits of 620 steps (two table rates, a multi-token weight). These are not counted.
+counted from the rows of the tables in docs/log.md, in the sections of the given dates. The log of the first sweep on
+ml-1m also mentions fits of 620 steps (two table rates, a multi-token weight). These are not counted.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ the best NDCG@10 is chosen. A fit that diverges is a try like any other: it is s
 depends on the grid alone, and the first tries of a longer study are the tries of a shorter one, so --tries can be
 raised later. Every try is a cell (cells.py), so the study can be stopped and continued.
 
-The study writes nothing into the package. It prints the entry of each family for tuned.py, from where methods.py reads
-the settings.
+The study writes nothing into the package. It prints the entry of each family (a method without its inputs) for
+tuned.py. methods.py reads the settings from tuned.py.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
 """Kind of method → setting → values. The number of steps is a multiple of the number in PinFM's recipe. Only PinFM has
 hashed tables with a rate of their own."""
 LARGE = {DROPOUT: (0.0, 0.1, 0.2, 0.3), STEPS: (1.0, 2.0, 3.0)}
-"""The values that replace those of GRIDS if the catalogue is large. Such a log is read a few times only, so there is
-less to gain from dropout and more from steps."""
+"""The values that replace those of GRIDS if the catalogue is large. Training reads such a log only a few times, so
+there is less to gain from dropout and more from steps."""
 COLUMNS = {RATE: "rate", TABLE_RATE: "table rate", DECAY: "decay", DROPOUT: "dropout", STEPS: "steps planned"}
 
 
@@ -207,7 +207,7 @@ def _choice_row(grid: Grid, found: Sequence[tuple[Try, Result]], num_tries: int,
 
 
 def edges_of(grid: Grid, point: Mapping[str, float]) -> list[str]:
-    """Returns the settings at an end of the grid other than 0. A better value of theirs may lie beyond the grid."""
+    """Returns the settings whose value is at an end of the grid, except 0. A better value may lie beyond the grid."""
     return [name for name, value in point.items() if value and value in (min(grid[name]), max(grid[name]))]
 
 

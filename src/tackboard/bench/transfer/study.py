@@ -55,9 +55,9 @@ PUBLISHED: Published = {
     ("frozen", "scratch"): (None, "frozen against none: Save +0.10%"),
     ("fine-tuned", "frozen"): (1, "fine-tuned against frozen: Save about +3.7%"),
 }
-"""Pair of arms → sign and words from Table 6 of the PinFM publication. The arm `None` of the publication is a ranker
-without PinFM, but our arm `scratch` contains a PinFM that is not pretrained. So only signs can be compared. The sign is
-None if the published difference was too small to have a sign."""
+"""Pair of arms → sign and words from Table 6 of the PinFM publication. The publication's arm `None` is a ranker without
+PinFM, but our arm `scratch` contains a PinFM that is not pretrained. So only signs can be compared. The sign is None if
+the published difference was too small to have a sign."""
 
 Key = tuple[int, str]
 """A pair (requested number of examples, arm)."""

@@ -1,7 +1,7 @@
 """This module describes the events of a snapshot as plain JSON, for `tackboard data stats`.
 
-Events are read one bucket at a time and counted into fixed bins. Memory holds one number per item and per user. The
-result names no user. The quantiles of gaps, lateness and candidates per request come from a sample if
+Events are read one bucket (a group of users) at a time and counted into fixed bins. Memory holds one number per item
+and per user. The result names no user. The quantiles of gaps, lateness and candidates per request come from a sample if
 there are more than 65,536 values, and are then marked `estimated`. The same data always gives the same sample. All
 other numbers are exact, unless there are more than 100,000 different actions or surfaces.
 """

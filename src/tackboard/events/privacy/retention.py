@@ -1,9 +1,9 @@
 """This module makes the next snapshot of a dataset, without old events and without forgotten users.
 
 A forgotten user is removed from every file: events, features, users, versions of attributes, impressions and requests.
-Items stay. Events are read and written one bucket at a time. Small buckets are joined, and a user is never split.
-Decided: a user who loses all events, impressions and requests is removed completely. A user who never had any of these,
-and is known only from the file of attributes, stays. The features of a remaining event keep their values.
+Items stay. Events are read and written one bucket (a group of users) at a time. Small buckets are joined, and a user is
+never split. Decided: a user who loses all events, impressions and requests is removed completely. A user who never had
+any of these, and is known only from the file of attributes, stays. The features of a remaining event keep their values.
 
 The removed data remains in older snapshots. `prune` removes the older snapshots that no unfinished run needs. If
 `prune` cannot find out which snapshot an unfinished run needs, it raises an error and removes nothing.

@@ -1,4 +1,4 @@
-"""This module reads RetailRocket as the authors of MB-IMN published it, with several actions, in the format of MBHT.
+"""This module reads RetailRocket, the log of a shop, as the authors of the model MB-IMN published it (format of MBHT).
 
 Rules: a line holds a history and the item that the user buys next. Each line becomes a separate user, such as `train-7`
 or `test-7`, because the publisher does not say which lines belong to the same user. A long history comes as several

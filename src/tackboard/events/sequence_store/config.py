@@ -27,10 +27,11 @@ class StoreConfig:
     max_events: int = 16_000
     """Largest number of events that the store keeps for a user. The store drops the oldest events first."""
     max_recent: int = 64
-    """Largest number of a user's events in the buffer. A read fetches the whole buffer. A full buffer is merged into
-    the chunks."""
+    """Largest number of events in a user's buffer. The buffer holds recently appended events that are in no chunk yet.
+    A read fetches the whole buffer. A full buffer is merged into the chunks."""
     chunk_events: int = 1024
-    """Largest number of events in a chunk. A read fetches whole columns of a chunk, but only the columns it needs."""
+    """Largest number of events in a chunk, a stored group of successive events. A read fetches whole columns of a
+    chunk, but only the columns that it needs."""
 
     def __post_init__(self) -> None:
         for name in ("max_events", "max_recent", "chunk_events"):

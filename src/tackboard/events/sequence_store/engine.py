@@ -80,7 +80,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def _reading(self) -> contextlib.AbstractContextManager[None]:
-        """Wraps reads. The engine's errors become Tackboard errors. On SQLite, all reads of a block see one state."""
+        """Wraps reads. The engine's errors become Tackboard errors. On SQLite, all reads in a `with` see one state."""
 
     @abc.abstractmethod
     def _get(self, table: str, keys: Sequence[Any]) -> list[bytes | None]:

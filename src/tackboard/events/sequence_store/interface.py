@@ -247,7 +247,7 @@ class SequenceStore(Engine):
         return self._read(list(user_ids), Query(tuple(self.config.columns)))
 
     def named(self, columns: Columns) -> dict[str, Values]:
-        """Returns `columns`. The columns `action` and `surface` get a dictionary with the name of each code."""
+        """Returns `columns`, with a dictionary (code → name) added to each of the columns `action` and `surface`."""
         changed = dict(columns)
         for kind in NAMED:
             if kind in changed:
@@ -320,7 +320,7 @@ class SequenceStore(Engine):
         return None if text is None else self.seals.open_setting(f"note:{key}", text).decode()
 
     def set_note(self, key: str, text: str | None) -> None:
-        """Stores a text under `key`, such as the progress of work that is done in steps. None deletes the text."""
+        """Stores a text, for example the progress of work that is done in steps, under `key`. None deletes the text."""
         value = None if text is None else self.seals.seal_setting(f"note:{key}", text.encode())
         self._update(lambda: Update(entries={"notes": {key: value}}))
 

@@ -56,7 +56,7 @@ class Seals:
         return content
 
     def _opened(self, value: Any, bound: bytes, key: bytes) -> bytes | None:
-        """Does `open`, but returns None for a damaged value. It must be fast: it runs for every buffered event."""
+        """Like `open`, but returns None for a damaged value. Must be fast, because it runs for every buffered event."""
         if not self.has_seals:
             return value if isinstance(value, bytes) else str(value).encode()
         try:

@@ -1,9 +1,10 @@
 """This module selects the events and columns of a user that a read asks for, and reads as few bytes as possible.
 
 A read goes from the newest chunk to the oldest until it has enough events. It reads only the requested columns of a
-chunk. It also reads time_ms if a bound of the time range lies inside the chunk, or if the buffer has late events. It
-reads received_ms if `received_before_ms` excludes an event of the chunk. Decided: a read is a generator that yields
-requests for bytes and gets the bytes by `send`. So an engine can fetch the bytes for many users in one network call.
+chunk. It also reads time_ms if a bound of the time range lies inside the chunk, or if the buffer has late events (older
+than an event in a chunk). It reads received_ms if `received_before_ms` excludes an event of the chunk. Decided: a read
+is a generator that yields requests for bytes and gets the bytes by `send`. So an engine can fetch the bytes for many
+users in one network call.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def select(head: Head, recent: Columns | None, query: Query, config: StoreConfig
         recent = None if not wanted.any() else recent if wanted.all() else take(recent, wanted)
     is_late = recent is not None and int(recent["time_ms"].values[0]) < head.chunked_until_ms
     num_recent = 0 if recent is None else num_rows(recent)
-    # If the buffer has late events, the newest `last` events may all be in chunks, so `last` events are read from them.
+    # With late events in the buffer, the newest `last` events may all be in chunks, so `last` are read from chunks.
     num_wanted = None if query.last is None else query.last - (0 if is_late else num_recent)
     picked = yield from _pick(head, query, num_wanted, config)
     names = list(dict.fromkeys([*query.fields, *(["time_ms"] if is_late else [])]))

@@ -2,7 +2,7 @@
 
 The engine (SQLite or Redis) checks its own data. The seal (checksum) of every block is checked when the block is read,
 and every chunk is compared with its entry in the directory. Readers and writers can continue meanwhile. A store of
-version 1 has no seals, so only values that contradict each other are found in it.
+version 1 has no seals, so damage is found in it only if values contradict each other.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """This module is the law of an endless stream of events: it draws the events and gives their exact probabilities.
 
-The law takes users and returns their events. It also takes items and returns their probabilities. It stores no tables:
+The law takes users and returns their events. It also takes items and returns their probabilities. No table is stored:
 every event is a function of (seed, user, position). So any part of the stream can be made alone, on any machine, for
 hundreds of millions of items.
 

@@ -31,7 +31,7 @@ _DRAWS = (
 )  # fmt: skip
 _COLUMN = {name: column for column, name in enumerate(_DRAWS)}
 _ITEM_DRAWS = 4
-"""Number of uniform draws per item: one for the mechanism, one for its item, and two for an item of the topic."""
+"""Number of uniform draws per item: one for the mechanism, one for a repeat, link or exploration, two for the topic."""
 
 
 @dataclass
@@ -225,7 +225,7 @@ class _Walk:
             self.log[name][row, index] = values
 
     def _position(self, index: int, row: slice, item: Ints, draw: Floats) -> Ints:
-        """Draws the position of the engaged item among the distinct shown items. Position p has weight 1 / (p + 1)."""
+        """Draws the position of the event's item among the distinct shown items. Position p has weight 1 / (p + 1)."""
         shown = keep_distinct(item, self.candidates[row, index]).sum(axis=1) + 1
         places = np.arange(self.config.num_candidates)
         weights = np.where(places < shown[:, None], 1.0 / (places + 1.0), 0.0)
@@ -304,7 +304,7 @@ def switch_probability(config: WorldConfig, state: LatentState) -> Floats:
 
 
 def keep_distinct(item: Ints, candidates: np.ndarray) -> np.ndarray:
-    """Returns a mask [M, C] of the candidates that differ from the engaged item and from all earlier candidates."""
+    """Returns a mask [M, C] of the candidates that differ from the event's item and from all earlier candidates."""
     keep = candidates != item[:, None]
     for column in range(1, candidates.shape[1]):
         keep[:, column] &= (candidates[:, :column] != candidates[:, column : column + 1]).all(axis=1)

@@ -51,7 +51,7 @@ class WorldConfig:
     topic_exponent: float = 0.4
     """An interest falls on the topic of rank r (from 0) with probability proportional to (r + 1) ** -topic_exponent."""
     born_later_share: float = 0.25
-    """Chance that an item is born during the period. Others, and each topic's top item, exist from the start."""
+    """Chance that an item is born during the period. Other items, and each topic's top item, exist from the start."""
     link_weights: tuple[float, ...] = (0.5, 0.3, 0.2)
     """Probability of each successor of an item, if a user follows a link from the item. They sum to 1."""
 
@@ -82,14 +82,14 @@ class WorldConfig:
     repeat_probability: float = 0.07
     """Chance that an event repeats one of the user's recent items, if at least one recent event was not a hide."""
     link_probability: float = 0.45
-    """Chance that an event follows a link. This happens only inside a session, not after a hide, and to born items."""
+    """Chance that an event follows a link: only inside a session, not after a hide, and to an item already born."""
     explore_probability: float = 0.12
     """Chance that an event explores. To explore means to draw the item from all topics, by popularity.
 
     If an event does not repeat, follow a link or explore, its item is drawn from the session's topic.
     """
     repeat_window: int = 20
-    """Largest age of an event that a repeat can pick. The previous event has age 1."""
+    """Largest age, in events, of an event that a repeat can pick. The previous event has age 1."""
     repeat_decay: float = 0.9
     """A repeat picks the event of age a with weight repeat_decay ** a, or with weight 0 if the event was a hide."""
     switch_probability: float = 0.25
@@ -111,7 +111,7 @@ class WorldConfig:
     """Shares of the same surfaces for explored items. They sum to 1."""
 
     num_candidates: int = 6
-    """Number of items drawn per request, including the engaged item. An item that is drawn twice is shown once."""
+    """Number of items drawn per request, including the event's own item. An item that is drawn twice is shown once."""
     late_share: float = 0.01
     """Share of events that the log receives late, by six hours on average. Others are received within seconds."""
 

@@ -61,7 +61,7 @@ def item_table(config: WorldConfig, catalogue: WorldItems) -> pa.Table:
 
 
 def impression_table(catalogue: WorldItems, events: WorldEvents) -> pa.Table:
-    """Returns the items that each request showed, including the engaged item, as (request, position, item_id)."""
+    """Returns the items that each request showed, including the event's item, as (request, position, item_id)."""
     num_events, num_others = events.candidates.shape
     kept = keep_distinct(events.item, events.candidates)
     # The other items take the remaining positions, in the order in which they were drawn.

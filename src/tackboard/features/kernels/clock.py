@@ -2,12 +2,13 @@
 
 The kernels take time columns, in ms since 1970 in UTC, and return floats and ints.
 
-Decided: time zones come only from the package `tzdata`, whose version `database_version` returns. The machine's own
-/usr/share/zoneinfo is never read, because then two machines could compute different hours for the same row. Each zone
-is read once into two arrays, transitions and offsets, in which a time is looked up by binary search. The last rule of a
-zone is valid forever. The transitions of this rule are written out for 400 years, because after 400 years the Gregorian
-calendar repeats itself, weekdays included. A time after these 400 years is moved back by a multiple of 400 years before
-the lookup. A time before the first transition gets the first offset of the zone. So every int64 time has an hour.
+Decided: time zones come only from the package `tzdata`. The function `database_version` returns the version of this
+package. The machine's own /usr/share/zoneinfo is never read, because then two machines could compute different hours
+for the same row. Each zone is read once into two arrays, transitions and offsets. A binary search finds the offset of a
+time. The last rule of a zone is valid forever. The transitions of this rule are written out for 400 years, because
+after 400 years the Gregorian calendar repeats itself, weekdays included. A time after these 400 years is moved back by
+a multiple of 400 years before the lookup. A time before the first transition gets the first offset of the zone. So
+every int64 time has an hour.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Zone:
         return seconds + offsets_s
 
     def _local_second(self, second: int) -> int:
-        """Computes `local_seconds` for a single time, for which plain ints are several times faster than arrays."""
+        """Does the work of `local_seconds` for one time. For one time, plain ints are much faster than arrays."""
         lookup = second
         if second >= self.cycle_start_s + CYCLE_S:
             lookup = self.cycle_start_s + (second - self.cycle_start_s) % CYCLE_S
@@ -238,7 +239,7 @@ def seconds_since(a: Column, b: Column) -> Column:
     return joined(FLOAT, seconds, a, b)
 
 
-# The example has two times in Berlin on 31 March 2024: 1 ms before summer time began (01:59), and 1 ms later (03:00).
+# The example: Berlin on 31 March 2024, the last ms before summer time (01:59) and the first ms of summer time (03:00).
 @_register(
     "hour",
     "t.hour(zone)",
