@@ -26,7 +26,7 @@ def recipe():
     return RunConfig(
         name="ours",
         data=RequestConfig(dataset="datasets/tiny", labels=("click",), max_history=12, tokens_per_step=512),
-        model=RankerConfig.on(pretrained().model, HeadConfig(label="click")),
+        model=RankerConfig.on(pretrained().model, HeadConfig(labels=("click",))),
         start=StartConfig(run="runs/latest", prefix="pinfm."),
         optimizer=OptimizerConfig(multipliers={"pinfm.": 0.1}),
         training=TrainingConfig(steps=4, checkpoint_every=2, validate_every=2, num_threads=1, device="cpu"),

@@ -268,6 +268,6 @@ def _ranker_config(dataset: Path, overrides: Sequence[str]) -> RunConfig:
             validation_share=0.2,
             test_share=0.2,
         ),
-        model=RankerConfig.on(tiny.model, HeadConfig(label="click")),
+        model=RankerConfig.on(tiny.model, HeadConfig(labels=("click",))),
     )
     return apply_overrides(config, overrides)

@@ -32,7 +32,7 @@ from tackboard.core.errors import ConfigError, DataError
 from tackboard.core.progress import Progress
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.config import Part, PartOfUsers, StepsConfig
-from tackboard.data.index import LONG, IndexCounts, counted_once
+from tackboard.data.index import LONG, IndexCounts, ItemFrequencies, counted_once
 from tackboard.data.labels import RequestKeys, first_of_requests
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import ReadCounters, SequenceSource, snapshot_path
@@ -68,6 +68,8 @@ class RequestConfig(StepsConfig):
 
     labels: tuple[str, ...] = ()
     """Actions whose labels are read; empty means all labelled actions."""
+    positive_actions: tuple[str, ...] = ()
+    """Actions of the history that a next-token loss may predict; empty means all actions."""
     max_history: int = 256
     """Largest number of events before a request that are read; must equal the model's max_history."""
     validation_share: float = 0.1
@@ -201,7 +203,15 @@ class RequestSource(SequenceSource):
             fix = f"tackboard data label {named} --label ACTION=WINDOW"
             raise DataError(f"{named} holds no labelled requests", fix=fix)
         chosen = features or (lambda names: standard_features(names, config.max_history))
-        super().__init__(dataset, named, held_out=0, vocabulary=vocabulary, features=chosen, of_requests=True)
+        super().__init__(
+            dataset,
+            named,
+            held_out=0,
+            positive_actions=config.positive_actions,
+            vocabulary=vocabulary,
+            features=chosen,
+            of_requests=True,
+        )
         self.labels = _known_labels(dataset.path / REQUESTS, config.labels)
         self.max_history = config.max_history
         self._config = config
@@ -318,7 +328,9 @@ class RequestWindow:
         self._order, self._bounds = deal(self._histories.tokens(self._requests))
         self._num_events = len(self._sequences.item_ids)
         item_ids = np.concatenate([self._sequences.item_ids, self._requests.item_ids])
-        self._items, self._codes = coded_items(item_ids, hashing)
+        # A model that keeps the next-token loss needs the share of each item. The window is a sample of the log.
+        shares = ItemFrequencies.of(self._sequences.item_ids[self._sequences.is_positive])
+        self._items, self._codes = coded_items(item_ids, hashing, shares.log_share)
         columns = source.compute(self._sequences, self._requests)
         self._of_requests, self._of_candidates = by_level(source.features, columns)
 

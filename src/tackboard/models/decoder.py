@@ -127,8 +127,8 @@ class Block(AttentionLayer):
 
 
 @dataclasses.dataclass(frozen=True)
-class Context:
-    """Context rows that a backbone has read: their layout, and what candidates attend to."""
+class ReadContext:
+    """ReadContext rows that a backbone has read: their layout, and what candidates attend to."""
 
     layout: RowLayout
     layers: list[tuple[torch.Tensor, torch.Tensor]]
@@ -199,13 +199,13 @@ class LayerStack(nn.Module):
         query_times_T: torch.Tensor | None = None,
         *,
         needs_hidden: bool = True,
-    ) -> Context:
+    ) -> ReadContext:
         """Does the same as `forward`, and keeps the keys and values of every layer for `cross`.
 
         Candidates read only keys and values. So without `needs_hidden`, the last layer computes nothing else.
         """
         if not layout.num_tokens:
-            return Context(layout, [], times_T, x_TD)
+            return ReadContext(layout, [], times_T, x_TD)
         x_TD, rotation, elapsed = self._entered(x_TD, layout, times_T, query_times_T)
         kept: list[tuple[torch.Tensor, torch.Tensor]] = []
         layers: list[Any] = list(self.layers_in_order())
@@ -213,13 +213,13 @@ class LayerStack(nn.Module):
             q_THd, k_THd, v_THd, rest_TE = layer.project(x_TD, rotation)
             kept.append((k_THd, v_THd))
             if number + 1 == len(layers) and not needs_hidden:
-                return Context(layout, kept, times_T, None)
+                return ReadContext(layout, kept, times_T, None)
             read_THd = packed_attention(q_THd, k_THd, v_THd, layout, layer.weighing(elapsed))
             x_TD = layer.finish(x_TD, read_THd, rest_TE)
-        return Context(layout, kept, times_T, x_TD if self.final_norm is None else self.final_norm(x_TD))
+        return ReadContext(layout, kept, times_T, x_TD if self.final_norm is None else self.final_norm(x_TD))
 
     def cross(
-        self, x_CD: torch.Tensor, context: Context, crossing: CrossLayout, times_C: torch.Tensor | None = None
+        self, x_CD: torch.Tensor, context: ReadContext, crossing: CrossLayout, times_C: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Returns the hidden vectors of candidates [C, D], as if each stood alone at the end of its context row.
 
@@ -227,6 +227,7 @@ class LayerStack(nn.Module):
         """
         if len(x_CD):
             if self.positions is not None:
+                context.layout.check_fits(self.positions.num_embeddings - 1)
                 x_CD = x_CD + functional.embedding(crossing.places, self.positions.weight)
             rotation = rotation_of(crossing.places, self.rotary_width) if self.rotary_width else None
             elapsed = None

@@ -82,6 +82,9 @@ class PinFMConfig(ModelConfig):
     maps: str = "mlp"
     """Form of φ_in, φ_out and ψ: `mlp`, or `residual`, which adds an MLP of the input to the input. With `residual`
     the maps hardly change their inputs at first, and tables.num_hashes × tables.dim must equal width."""
+    num_positions: int = 0
+    """Number of learned positions, for start token and events; 0 means max_history + 1. A model that starts from a run
+    needs as many as that run, even if it reads shorter histories."""
     num_time_buckets: int = 24
     """Number of buckets of log2(seconds since the previous event); 0 leaves time out."""
     request_time: bool = False
@@ -99,6 +102,8 @@ class PinFMConfig(ModelConfig):
     def __post_init__(self) -> None:
         for name in ("width", "max_history"):
             check(getattr(self, name) >= 1, f"model.{name}", getattr(self, name), "1 or more")
+        fits = self.num_positions == 0 or self.num_positions > self.max_history
+        check(fits, "model.num_positions", self.num_positions, f"0, or {self.max_history + 1} and more")
         check(self.maps in MAPS, "model.maps", self.maps, ", ".join(MAPS))
         has_buckets = not self.request_time or self.num_time_buckets > 0
         check(has_buckets, "model.request_time", True, "false if model.num_time_buckets is 0")
@@ -130,6 +135,11 @@ class PinFMConfig(ModelConfig):
         return ("history.item", "history.action", "history.surface", *gap, *time, *asked, *self.request_features)
 
     @property
+    def max_positions(self) -> int:
+        """The largest number of tokens of a row."""
+        return self.num_positions or self.max_history + 1
+
+    @property
     def needs_drawn_negatives(self) -> bool:
         return not self.loss.in_batch_negatives
 
@@ -150,6 +160,17 @@ class PinFMConfig(ModelConfig):
 
     def build(self, vocabulary: Vocabulary) -> PinFM:
         return PinFM(self, vocabulary)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokens:
+    """The tokens of histories before the backbone, and their times in ms if the backbone reads times."""
+
+    x_TD: torch.Tensor
+    times_T: torch.Tensor | None
+    """The time of each token as a key."""
+    asked_T: torch.Tensor | None
+    """The time of each token as a query; None means its time as a key."""
 
 
 class PinFM(RetrievalModel):
@@ -178,7 +199,7 @@ class PinFM(RetrievalModel):
         self.phi_out = make(config.width, config.width)
         self.psi = make(event_width, config.width)
         self.decoder = config.backbone.build(
-            width=config.width, max_positions=config.max_history + 1, dropout=config.dropout
+            width=config.width, max_positions=config.max_positions, dropout=config.dropout
         )
         self.request_gaps = None
         if config.request_time:
@@ -194,16 +215,25 @@ class PinFM(RetrievalModel):
 
     def loss(self, batch: SequenceBatch) -> LossOutput:
         """Returns the InfoNCE loss of positive events, predicted from earlier events of the user; see `targets`."""
+        batch = self.prepare(batch) if batch.targets is None else batch
+        items_ME = self.item_tables(batch.item_rows)
+        return self.loss_of_hidden(batch, self._hidden(batch, items_ME), items_ME)
+
+    def loss_of_hidden(
+        self, batch: SequenceBatch, hidden_TD: torch.Tensor, items_ME: torch.Tensor, *, has_requests: bool = True
+    ) -> LossOutput:
+        """Returns the loss of a batch with targets, given the hidden vectors of its tokens and the rows of its items.
+
+        `has_requests` says whether the batch has the features of a request for each event.
+        """
         if self.training:
             limit_temperature_(self.log_inverse_temperature)
-        batch = self.prepare(batch) if batch.targets is None else batch
         targets: Targets = batch.targets
-        items_ME = self.item_tables(batch.item_rows)
-        hidden_TD = self._hidden(batch, items_ME)
-        # The event after token t of row r has number t - r. The token reads the request features of that event.
-        ahead_A = targets.tokens - targets.rows
-        hidden_AD = self._with_request(hidden_TD.index_select(0, targets.tokens), batch, ahead_A)
-        users_AD, items_MD = self._project(hidden_AD), self.project_items(items_ME)
+        hidden_AD = hidden_TD.index_select(0, targets.tokens)
+        if has_requests:
+            # The event after token t of row r has number t - r. The token reads the request features of that event.
+            hidden_AD = self.with_request(hidden_AD, batch, targets.tokens - targets.rows)
+        users_AD, items_MD = self.project_users(hidden_AD), self.project_items(items_ME)
         if batch.num_padding:
             # The weight of padding is 0, but scores are measured against the highest score, which could be too high.
             items_MD = items_MD.masked_fill(batch.item_rows[:, :1] < 0, 0.0)
@@ -243,8 +273,8 @@ class PinFM(RetrievalModel):
         """Returns the hidden vector after the last event of each history [B, D], and the user's unit vectors [B, D]."""
         since_last_B = batch.of_request(SINCE_LAST) if self.config.request_time else None
         hidden_TD = self._hidden(batch, self.item_tables(batch.item_rows), since_last_B)
-        hidden_BD = self._with_request(hidden_TD.index_select(0, TokenPlaces.of(batch).lasts), batch)
-        return hidden_BD, self._project(hidden_BD)
+        hidden_BD = self.with_request(hidden_TD.index_select(0, TokenPlaces.of(batch).lasts), batch)
+        return hidden_BD, self.project_users(hidden_BD)
 
     def encode_items(self, item_rows: torch.Tensor) -> torch.Tensor:
         return self.project_items(self.item_tables(item_rows))
@@ -260,7 +290,14 @@ class PinFM(RetrievalModel):
     def _hidden(
         self, batch: SequenceBatch, items_ME: torch.Tensor, since_last_B: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Returns hidden vectors [N + B, D] of the packed tokens: each row's start token, then its events.
+        """Returns the hidden vectors [N + B, D] of the tokens that `tokens_of` returns."""
+        tokens = self.tokens_of(batch, items_ME, since_last_B)
+        layout = None if batch.targets is None else batch.targets.layout
+        hidden: torch.Tensor = self.decoder(tokens.x_TD, batch.lengths() + 1, tokens.times_T, tokens.asked_T, layout)
+        return hidden
+
+    def tokens_of(self, batch: SequenceBatch, items_ME: torch.Tensor, since_last_B: torch.Tensor | None) -> Tokens:
+        """Returns what the backbone reads [N + B]: each row's start token, then its events, with their times.
 
         `since_last_B` holds the seconds from each row's newest event to its request, or is None without requests.
         """
@@ -270,7 +307,7 @@ class PinFM(RetrievalModel):
         if self.config.num_time_buckets:
             last_bucket = self.config.num_time_buckets - 1
             events_NE = events_NE + self.time_gaps(batch.column("gap").clamp_max(last_bucket))
-        events_ND = functional.normalize(self.phi_in(events_NE), dim=-1) * math.sqrt(self.config.width)
+        events_ND = self.enter(events_NE)
         places = TokenPlaces.of(batch)
         tokens_TD = events_ND.new_empty(places.num_tokens, self.config.width)
         tokens_TD = tokens_TD.index_copy(0, places.starts, self.start.expand(batch.num_rows, -1))
@@ -278,12 +315,13 @@ class PinFM(RetrievalModel):
         if self.request_gaps is not None:
             tokens_TD = tokens_TD + self.request_gaps(self._gaps_ahead(batch, places, since_last_B))
         tokens_TD = functional.dropout(tokens_TD, self.config.dropout, self.training)
-        times_T, asked_T = (
-            self._times(batch, places, since_last_B) if self.config.backbone.reads_times else (None, None)
-        )
-        layout = None if batch.targets is None else batch.targets.layout
-        hidden: torch.Tensor = self.decoder(tokens_TD, batch.lengths() + 1, times_T, asked_T, layout)
-        return hidden
+        if not self.config.backbone.reads_times:
+            return Tokens(tokens_TD, None, None)
+        return Tokens(tokens_TD, *self._times(batch, places, since_last_B))
+
+    def enter(self, events_NE: torch.Tensor) -> torch.Tensor:
+        """Returns the tokens of events [N, D], from the sums of their embeddings."""
+        return functional.normalize(self.phi_in(events_NE), dim=-1) * math.sqrt(self.config.width)
 
     def _gaps_ahead(self, batch: SequenceBatch, places: TokenPlaces, since_last_B: torch.Tensor | None) -> torch.Tensor:
         """Returns the bucket of the time from each token to the event that it predicts, or to the request [T].
@@ -318,7 +356,7 @@ class PinFM(RetrievalModel):
             asked_T[places.lasts] = times_T[places.lasts] + since_ms_B
         return times_T, asked_T
 
-    def _with_request(
+    def with_request(
         self, hidden_PD: torch.Tensor, batch: SequenceBatch, events_P: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Adds the features of requests to hidden vectors: one request per row, or the requests of `events_P`."""
@@ -327,7 +365,7 @@ class PinFM(RetrievalModel):
         features = torch.stack([batch.of_request(name).float() for name in self.config.request_features], dim=-1)
         return hidden_PD + self.request(features if events_P is None else features[events_P])
 
-    def _project(self, hidden: torch.Tensor) -> torch.Tensor:
+    def project_users(self, hidden: torch.Tensor) -> torch.Tensor:
         return functional.normalize(self.phi_out(hidden), dim=-1)
 
     def _inverse_temperature(self) -> torch.Tensor:

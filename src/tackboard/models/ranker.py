@@ -1,23 +1,23 @@
-"""Defines a small ranker: a PinFM with a head that predicts one label for each candidate of a request.
+"""Defines the ranker: it predicts, for each candidate of a request, whether the user will do each of several actions.
 
-The ranker takes requests with candidates and labels. It returns a loss, or the log odds that a candidate's label is 1.
+    history, candidate ─ pinfm, fusion ─►  outputs of PinFM     ┐ dropped for young items in training
+    history, candidate ─ recent ────────►  the newest events    ├─ x₀ ─ cross layers ─ an MLP per action ─► log odds
+    request, item      ─ features ──────►  numbers, vectors, ids┘
 
-    history    ─ pinfm ─►  user vector u ┐
-                                         ├─ [u, z, u∘z] ─ MLP ─►  log odds
-    candidate  ─ pinfm ─►  item vector z ┘
+`fusion` says how PinFM enters, `recent` is a sequence module without pretraining, and `features` are columns of the
+batch. With `start.run` and `start.prefix=pinfm.` the PinFM starts from the parameters of a pretraining run.
+`optimizer.multipliers={"pinfm.": 0.1}` gives it a tenth of the ranker's learning rates; 0 freezes it.
 
-The history of a request is encoded once for all of its candidates. With `start.run` and `start.prefix=pinfm.` the PinFM
-starts from the parameters of a pretraining run. `optimizer.multipliers={"pinfm.": 0.1}` gives the PinFM a tenth of the
-head's learning rates; 0 freezes the PinFM. With `head.reads = hidden` the head also reads the vectors from which u and
-z are computed.
+The loss is the mean log-loss of the actions, plus the terms of `extra_loss`: the next-token loss of pretraining on the
+histories, a log-loss of PinFM's outputs alone, their distance to the ranker's prediction, and the distance of content
+tokens to id tokens. For new items, `cold_start` trains with random ids and drops PinFM's outputs of young items.
 
-Shapes: U requests, C candidates, D width, E width of an item's rows.
+Shapes: U requests, C candidates, M distinct items, K actions, D width, E width of an item's rows, F width of features.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import ClassVar, Literal
 
 import torch
@@ -29,47 +29,196 @@ from tackboard.batch.batches import Batch
 from tackboard.core.config import check
 from tackboard.core.errors import ConfigError
 from tackboard.core.vocabulary import Vocabulary
+from tackboard.models.cross_network import CrossNetwork
+from tackboard.models.fusion import Fused, Fusion, FusionConfig, FusionLayouts
 from tackboard.models.interface import LossOutput
+from tackboard.models.losses import Targets, with_targets
 from tackboard.models.pinfm import PinFM, PinFMConfig
+from tackboard.models.recent_events import RecentEvents, RecentEventsConfig
+from tackboard.models.tables import HashedTables
+
+READS = ("outputs", "hidden")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadConfig:
-    """The input and the label of the head."""
+    """The actions that are predicted, and the layers that predict them."""
 
-    label: str = ""
-    """The action whose label is predicted. The setting may be empty if the data has only one label."""
+    labels: tuple[str, ...] = ()
+    """The actions whose labels are predicted; empty if the data has only one label."""
+    utilities: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Weight of each action's probability in the score of a candidate. Empty: the log odds of the first action."""
+    num_cross_layers: int = 0
+    """Number of DCN-v2's cross layers in front of the MLPs."""
     reads: Literal["outputs", "hidden"] = "outputs"
-    """`outputs`: the unit vectors that PinFM compares. `hidden`: also the vectors from which they are computed."""
+    """What late fusion gives: `outputs`, the unit vectors that PinFM compares, or `hidden`, also the vectors from which
+    they are computed."""
     dropout: float = 0.1
-    """Share of the hidden layer that training drops, 0 to below 1."""
+    """Share of the hidden layer of each MLP that training drops, 0 to below 1."""
 
     def __post_init__(self) -> None:
-        check(self.reads in ("outputs", "hidden"), "model.head.reads", self.reads, "outputs, hidden")
+        check(self.reads in READS, "model.head.reads", self.reads, ", ".join(READS))
         check(0.0 <= self.dropout < 1.0, "model.head.dropout", self.dropout, "0 to below 1")
+        check(0 <= self.num_cross_layers <= 8, "model.head.num_cross_layers", self.num_cross_layers, "0 to 8")
+        distinct = len(set(self.labels)) == len(self.labels)
+        check(distinct, "model.head.labels", self.labels, "each action once")
+        for action in self.utilities:
+            check(action in self.labels, f"model.head.utilities.{action}", action, f"one of {', '.join(self.labels)}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RankerFeaturesConfig:
+    """The features of requests and candidates that the cross layers read. They are columns of the feature set."""
+
+    numbers: tuple[str, ...] = ()
+    """Features that are numbers, of about -3 to 3."""
+    vectors: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Features that are vectors, and their widths."""
+    ids: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Features that are whole numbers without an order, and the number of rows of the embedding of each. A value beyond
+    the rows takes the row of its remainder."""
+    id_width: int = 8
+    """Width of the embedding of each of `ids`."""
+
+    def __post_init__(self) -> None:
+        for name, size in [*self.vectors.items(), *self.ids.items(), ("id_width", self.id_width)]:
+            check(size >= 1, f"model.features.{name}", size, "1 or more")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.numbers, *self.vectors, *self.ids)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ColdStartConfig:
+    """Training for new items, whose rows say nothing yet."""
+
+    random_id_share: float = 0.0
+    """Share of the candidates whose id is replaced by a random id in training. The published value is 0.1."""
+    age_feature: str = ""
+    """Name of a feature of the candidate: its age in days at the time of the request, or below 0 if unknown. Empty
+    turns the dropout below off."""
+    young_dropout: float = 0.7
+    """Probability that training drops PinFM's outputs of an item younger than 7 days, or of unknown age."""
+    middle_dropout: float = 0.5
+    """Probability that training drops PinFM's outputs of an item of 7 to 28 days."""
+    unit: Literal["vector", "element"] = "vector"
+    """Whether all outputs of a candidate are dropped together, or each number alone."""
+
+    def __post_init__(self) -> None:
+        for name in ("random_id_share", "young_dropout", "middle_dropout"):
+            check(0.0 <= getattr(self, name) < 1.0, f"model.cold_start.{name}", getattr(self, name), "0 to below 1")
+        check(self.unit in ("vector", "element"), "model.cold_start.unit", self.unit, "vector, element")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExtraLossConfig:
+    """The weights of the losses beside the log-loss of the ranker, which has weight 1. 0 leaves a loss out."""
+
+    next_token: float = 0.0
+    """The next-token loss of pretraining, on the histories of the requests; without model.request_features, which are
+    known for requests only."""
+    outputs: float = 0.0
+    """The log-loss of a linear prediction from PinFM's outputs alone."""
+    agreement: float = 0.0
+    """The squared difference between this prediction and the ranker's prediction, as probabilities."""
+    alignment: float = 0.0
+    """The distance of content tokens to id tokens, 1 − cosine; needs fusion.content."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            check(value >= 0.0, f"model.extra_loss.{field.name}", value, "0 or more")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RankerConfig(PinFMConfig):
-    """The settings of a PinFM and of its head. The settings of the pretraining losses have no effect."""
+    """The settings of a PinFM, and of the ranker around it. The loss of PinFM acts only with extra_loss.next_token."""
 
     batch_type: ClassVar[type[Batch]] = RequestBatch
 
     head: HeadConfig = dataclasses.field(default_factory=HeadConfig)
-    """The settings of the head."""
+    """The actions that are predicted."""
+    fusion: FusionConfig = dataclasses.field(default_factory=FusionConfig)
+    """How PinFM enters the ranker."""
+    recent: RecentEventsConfig = dataclasses.field(default_factory=RecentEventsConfig)
+    """The ranker's own sequence module."""
+    features: RankerFeaturesConfig = dataclasses.field(default_factory=RankerFeaturesConfig)
+    """The features of requests and candidates."""
+    cold_start: ColdStartConfig = dataclasses.field(default_factory=ColdStartConfig)
+    """Training for new items."""
+    extra_loss: ExtraLossConfig = dataclasses.field(default_factory=ExtraLossConfig)
+    """The losses beside the log-loss."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        added = self.fusion.num_added_tokens
+        if self.backbone.positions == "learned" and self.fusion.kind == "early":
+            room = self.max_positions - 1 - added
+            if self.max_history > room:
+                raise ConfigError(
+                    f"model.max_history is {self.max_history}; early fusion needs {added + 1} of the "
+                    f"{self.max_positions} positions itself",
+                    allowed=f"allowed: up to {room}",
+                    fix=f"--set model.max_history={room} --set data.max_history={room} "
+                    f"--set model.num_positions={self.max_positions}",
+                )
+        if self.fusion.kind == "none":
+            for name in ("next_token", "outputs", "agreement"):
+                value = getattr(self.extra_loss, name)
+                check(not value, f"model.extra_loss.{name}", value, "0, because model.fusion.kind is none")
+        has_content = bool(self.fusion.content) or not self.extra_loss.alignment
+        check(has_content, "model.extra_loss.alignment", self.extra_loss.alignment, "0 without model.fusion.content")
+        alone = self.recent.num_events or self.features.names or self.fusion.kind != "none"
+        check(bool(alone), "model.fusion.kind", "none", "none only with model.recent or model.features")
 
     @classmethod
-    def on(cls, pinfm: PinFMConfig, head: HeadConfig) -> RankerConfig:
-        """Adds a head to the settings of a PinFM, so that the ranker can start from a run with these settings."""
-        return cls(**{field.name: getattr(pinfm, field.name) for field in dataclasses.fields(pinfm)}, head=head)
+    def on(
+        cls, pinfm: PinFMConfig, head: HeadConfig, fusion: FusionConfig | None = None, **parts: object
+    ) -> RankerConfig:
+        """Puts a ranker around the settings of a PinFM, so that it can start from a run with these settings.
+
+        Early fusion needs positions behind the events. They are taken from the history, which becomes shorter.
+        """
+        settings = {field.name: getattr(pinfm, field.name) for field in dataclasses.fields(pinfm)}
+        fusion = fusion or FusionConfig()
+        if fusion.kind == "early" and pinfm.backbone.positions == "learned":
+            settings |= {"num_positions": pinfm.max_positions}
+            settings["max_history"] = min(pinfm.max_history, pinfm.max_positions - 1 - fusion.num_added_tokens)
+        return cls(**settings, head=head, fusion=fusion, **parts)  # type: ignore[arg-type]
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        content = (self.fusion.content,) if self.fusion.content else ()
+        age = (self.cold_start.age_feature,) if self.cold_start.age_feature else ()
+        return tuple(dict.fromkeys((*super().reads, *self.features.names, *content, *age)))
 
     @property
     def needs_drawn_negatives(self) -> bool:
         """Always False: the ranker learns from items that were shown and not chosen."""
         return False
 
+    def serving(self) -> RankerConfig:
+        """Returns the same config without the features that only training reads."""
+        served = super().serving()
+        return dataclasses.replace(served, cold_start=dataclasses.replace(self.cold_start, age_feature=""))
+
     def build(self, vocabulary: Vocabulary) -> Ranker:  # type: ignore[override]
         return Ranker(self, vocabulary)
+
+
+@dataclasses.dataclass(frozen=True)
+class RankerTargets:
+    """What the host computes from a batch before it is copied."""
+
+    layouts: FusionLayouts | None
+    """Where tokens and candidates lie; None without PinFM."""
+    next_token: Targets | None
+    """The targets of the next-token loss."""
+    replaced: torch.Tensor | None
+    """The candidates that get a random id [R]."""
+    random_rows: torch.Tensor | None
+    """The rows of the random ids [R, k]."""
 
 
 class Ranker(nn.Module):
@@ -78,58 +227,168 @@ class Ranker(nn.Module):
     def __init__(self, config: RankerConfig, vocabulary: Vocabulary) -> None:
         super().__init__()
         self.config = config
-        self.pinfm = PinFM(config, vocabulary)
-        self.head = RankingHead(config.head, config.width, self.pinfm.item_tables.width)
+        self.fusion: Fusion | None = None
+        if config.fusion.kind == "none":
+            self.item_tables = HashedTables(config.tables)
+            self.item_norm = nn.LayerNorm(self.item_tables.width)
+            width = self.item_tables.width
+        else:
+            self.pinfm = PinFM(config, vocabulary)
+            self.fusion = Fusion(config.fusion, self.pinfm, reads_hidden=config.head.reads == "hidden")
+            width = self.fusion.width
+        self.recent = None
+        if config.recent.num_events:
+            self.recent = RecentEvents(config.recent, vocabulary, self.tables.width)
+            width += self.recent.width
+        read = config.features
+        self.ids = nn.ModuleList(nn.Embedding(num_rows, read.id_width) for num_rows in read.ids.values())
+        width += len(read.numbers) + sum(read.vectors.values()) + len(read.ids) * read.id_width
+        self.cross = CrossNetwork(width, config.head.num_cross_layers)
+        num_heads = max(1, len(config.head.labels))
+        self.heads = nn.ModuleList(_head(width, config) for _ in range(num_heads))
+        extra = config.extra_loss
+        self.outputs_head = None
+        if self.fusion is not None and (extra.outputs or extra.agreement):
+            self.outputs_head = nn.Linear(self.fusion.width, num_heads)
+
+    @property
+    def tables(self) -> HashedTables:
+        """The tables of items: PinFM's, or the ranker's own."""
+        return self.item_tables if self.fusion is None else self.pinfm.item_tables
+
+    def prepare(self, batch: RequestBatch, generator: torch.Generator | None = None) -> RequestBatch:
+        """Returns the batch with layouts, the targets of the next-token loss, and the candidates with random ids."""
+        config = self.config
+        next_token = None
+        if config.extra_loss.next_token:
+            frequencies = self.pinfm.frequencies
+            next_token = with_targets(batch.histories, config.loss, generator, frequencies=frequencies).targets
+        replaced = random_rows = None
+        if config.cold_start.random_id_share:
+            draw_C = torch.rand(batch.num_candidates, generator=generator)
+            replaced = (draw_C < config.cold_start.random_id_share).nonzero().squeeze(1)
+            # Random ids hash to random rows. Most of them are rows that training has not touched, as for a new item.
+            shape = (len(replaced), config.tables.num_hashes)
+            random_rows = torch.randint(0, config.tables.num_rows, shape, generator=generator)
+        layouts = None if self.fusion is None else self.fusion.layouts(batch)
+        return batch.with_targets(RankerTargets(layouts, next_token, replaced, random_rows))
 
     def loss(self, batch: RequestBatch) -> LossOutput:
-        """Returns the weighted mean log-loss of the candidates whose label is known."""
-        label = self._label(batch)
-        weights_C = batch.weights * batch.known[label]
-        losses_C = functional.binary_cross_entropy_with_logits(
-            self.scores(batch).float(), batch.labels[label], reduction="none"
-        )
-        weight = weights_C.sum()
-        return LossOutput((losses_C * weights_C).sum() / weight.clamp_min(1e-9), {}, weight)
+        """Returns the weighted mean log-loss of the candidates whose label is known, plus the extra losses."""
+        batch = self.prepare(batch) if batch.targets is None else batch
+        labels = self._labels(batch)
+        logits_CK, fused, items_ME = self._logits(batch)
+        known_CK = torch.stack([batch.weights * batch.known[label] for label in labels], dim=1)
+        truth_CK = torch.stack([batch.labels[label] for label in labels], dim=1)
+        weight = known_CK.sum()
+
+        def mean(values_CK: torch.Tensor) -> torch.Tensor:
+            return (values_CK * known_CK).sum() / weight.clamp_min(1e-9)
+
+        losses_CK = functional.binary_cross_entropy_with_logits(logits_CK.float(), truth_CK, reduction="none")
+        total = mean(losses_CK)
+        metrics: dict[str, torch.Tensor] = {}
+        extra = self.config.extra_loss
+        if fused is not None and self.outputs_head is not None:
+            alone_CK = self.outputs_head(fused.outputs_CF).float()
+            of_outputs = functional.binary_cross_entropy_with_logits(alone_CK, truth_CK, reduction="none")
+            apart_CK = (alone_CK.sigmoid() - logits_CK.detach().float().sigmoid()) ** 2
+            metrics |= {"loss_outputs": mean(of_outputs), "loss_agreement": mean(apart_CK)}
+            total = total + extra.outputs * metrics["loss_outputs"] + extra.agreement * metrics["loss_agreement"]
+        if fused is not None and extra.alignment:
+            metrics["loss_alignment"] = fused.misalignment
+            total = total + extra.alignment * fused.misalignment
+        if fused is not None and extra.next_token:
+            assert fused.hidden_TD is not None
+            histories = batch.histories.with_targets(batch.targets.next_token)
+            following = self.pinfm.loss_of_hidden(histories, fused.hidden_TD, items_ME, has_requests=False).loss
+            metrics["loss_next_token"] = following
+            total = total + extra.next_token * following
+        return LossOutput(total, {name: value.detach() for name, value in metrics.items()}, weight)
 
     def scores(self, batch: RequestBatch) -> torch.Tensor:
-        """Returns the log odds that the label is 1 [C]."""
-        hidden_UD, users_UD = self.pinfm.encode_requests(batch.histories)
-        rows_CE = self.pinfm.item_tables(batch.candidate_rows())
-        items_CD = self.pinfm.project_items(rows_CE)
-        answer: torch.Tensor = self.head(batch.expand(users_UD), items_CD, batch.expand(hidden_UD), rows_CE)
-        return answer
+        """Returns one score per candidate [C]: the log odds of the first action, or the sum of `head.utilities`."""
+        by_action, utilities = self.scores_by_action(batch), self.config.head.utilities
+        if not utilities:
+            return next(iter(by_action.values()))
+        return torch.stack([weight * by_action[name].sigmoid() for name, weight in utilities.items()]).sum(dim=0)
 
-    def _label(self, batch: RequestBatch) -> str:
-        wanted, known = self.config.head.label, sorted(batch.labels)
-        if wanted in known or (not wanted and len(known) == 1):
-            return wanted or known[0]
+    def scores_by_action(self, batch: RequestBatch) -> dict[str, torch.Tensor]:
+        """Returns the log odds [C] of each action of `head.labels`, or of an action without a name."""
+        logits_CK = self._logits(self.prepare(batch) if batch.targets is None else batch)[0]
+        return dict(zip(self.config.head.labels or ("",), logits_CK.unbind(dim=1), strict=True))
+
+    def _logits(self, batch: RequestBatch) -> tuple[torch.Tensor, Fused | None, torch.Tensor]:
+        """Returns log odds [C, K], what PinFM gave, and the rows of the distinct items [M, E]."""
+        targets: RankerTargets = batch.targets
+        items_ME = self.tables(batch.histories.item_rows)
+        candidates_CE = functional.embedding(batch.candidates, items_ME)
+        if self.training and targets.replaced is not None:
+            candidates_CE = candidates_CE.index_copy(0, targets.replaced, self.tables(targets.random_rows))
+        parts, fused = [], None
+        if self.fusion is None:
+            parts.append(self.item_norm(candidates_CE))
+        else:
+            needs_hidden = self.training and bool(self.config.extra_loss.next_token)
+            assert targets.layouts is not None
+            fused = self.fusion(self.pinfm, batch, items_ME, candidates_CE, targets.layouts, needs_hidden=needs_hidden)
+            fused = fused._replace(outputs_CF=self._dropped(batch, fused.outputs_CF))
+            parts.append(fused.outputs_CF)
+        if self.recent is not None:
+            parts.append(self.recent(batch, items_ME, candidates_CE))
+        parts += self._features(batch)
+        crossed_CF = self.cross(torch.cat(parts, dim=1))
+        return torch.cat([head(crossed_CF) for head in self.heads], dim=1), fused, items_ME
+
+    def _features(self, batch: RequestBatch) -> list[torch.Tensor]:
+        """Returns the features of the candidates, each as numbers [C, w]."""
+        read = self.config.features
+        parts = [self._column(batch, name).float()[:, None] for name in read.numbers]
+        parts += [self._column(batch, name).float() for name in read.vectors]
+        for table, (name, num_rows) in zip(self.ids, read.ids.items(), strict=True):
+            parts.append(table(self._column(batch, name).long() % num_rows))
+        return parts
+
+    def _column(self, batch: RequestBatch, name: str) -> torch.Tensor:
+        values = batch.of_candidates(name)
+        width = self.config.features.vectors.get(name)
+        if not isinstance(values, torch.Tensor) or values.shape[1:] != (() if width is None else (width,)):
+            shape = tuple(values.shape[1:]) if isinstance(values, torch.Tensor) else "a list"
+            raise ConfigError(
+                f"the feature {name} has the shape {shape} for each candidate",
+                allowed="allowed: () for model.features.numbers and ids, (width,) for model.features.vectors",
+                fix="name the feature where its type belongs, and vectors with their widths",
+            )
+        return values
+
+    def _dropped(self, batch: RequestBatch, outputs_CF: torch.Tensor) -> torch.Tensor:
+        """Returns the outputs of PinFM; in training without those of some young items. The others are scaled up."""
+        cold = self.config.cold_start
+        if not self.training or not cold.age_feature:
+            return outputs_CF
+        days_C = self._column(batch, cold.age_feature).float()
+        middle_C = torch.where(days_C < 28.0, cold.middle_dropout, 0.0)
+        share_C1 = torch.where(days_C < 7.0, cold.young_dropout, middle_C)[:, None]
+        shape = outputs_CF.shape if cold.unit == "element" else share_C1.shape
+        is_kept = torch.rand(shape, device=outputs_CF.device) >= share_C1
+        return outputs_CF * (is_kept / (1.0 - share_C1)).to(outputs_CF.dtype)
+
+    def _labels(self, batch: RequestBatch) -> tuple[str, ...]:
+        wanted, known = self.config.head.labels, tuple(sorted(batch.labels))
+        if not wanted and len(known) == 1:
+            return known
+        missing = [label for label in wanted if label not in known]
+        if wanted and not missing:
+            return wanted
         raise ConfigError(
-            f"model.head.label = {wanted!r} is not a label of the data",
+            f"model.head.labels = {', '.join(wanted) or '()'} names no label of the data"
+            if not missing
+            else f"model.head.labels names {missing[0]!r}, which is not a label of the data",
             allowed=f"allowed: {', '.join(known) or 'none, the data has no labels'}",
-            fix="name a label: --set model.head.label=NAME",
+            fix="name labels of the data: --set 'model.head.labels=[\"NAME\"]'",
         )
 
 
-class RankingHead(nn.Module):
-    """An MLP over two unit vectors and their product. With `hidden` it also reads the vectors that they come from."""
-
-    def __init__(self, config: HeadConfig, width: int, item_width: int) -> None:
-        super().__init__()
-        self.reads_hidden = config.reads == "hidden"
-        self.norms = nn.ModuleList([nn.LayerNorm(size) for size in ((width, item_width) if self.reads_hidden else ())])
-        num_read = 3 * width + (width + item_width if self.reads_hidden else 0)
-        self.mlp = nn.Sequential(
-            nn.Linear(num_read, 2 * width), nn.GELU(), nn.Dropout(config.dropout), nn.Linear(2 * width, 1)
-        )
-
-    def forward(
-        self, users_CD: torch.Tensor, items_CD: torch.Tensor, hidden_CD: torch.Tensor, rows_CE: torch.Tensor
-    ) -> torch.Tensor:
-        """Returns log odds [C]."""
-        scale = math.sqrt(users_CD.shape[1])
-        # Entries of unit vectors are about 1/√D. The scale raises the entries and their products to about 1.
-        parts = [users_CD * scale, items_CD * scale, users_CD * items_CD * scale**2]
-        if self.reads_hidden:
-            parts += [norm(part) for norm, part in zip(self.norms, (hidden_CD, rows_CE), strict=True)]
-        answer: torch.Tensor = self.mlp(torch.cat(parts, dim=1)).squeeze(1)
-        return answer
+def _head(width: int, config: RankerConfig) -> nn.Sequential:
+    hidden = 2 * config.width
+    return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Dropout(config.head.dropout), nn.Linear(hidden, 1))

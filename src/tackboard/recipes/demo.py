@@ -54,7 +54,7 @@ def demo_ranker() -> RunConfig:
             max_history=64,
             tokens_per_step=8192,
         ),
-        model=RankerConfig.on(base.model, HeadConfig(label="click")),
+        model=RankerConfig.on(base.model, HeadConfig(labels=("click",))),
         start=StartConfig(prefix="pinfm."),
         optimizer=OptimizerConfig(dense_learning_rate=1e-3, warmup_steps=20, multipliers={"pinfm.": 0.1}),
         training=TrainingConfig(steps=200, checkpoint_every=100, validate_every=50, validation_steps=20, patience=2),

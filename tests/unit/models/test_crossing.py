@@ -44,7 +44,7 @@ class Problem:
 
     def __init__(self, name: str, lengths: list[int], counts: list[int]) -> None:
         self.stack = backbone(name)
-        self.lengths, self.counts = torch.tensor(lengths), torch.tensor(counts)
+        self.lengths, self.counts = (torch.tensor(numbers, dtype=torch.int64) for numbers in (lengths, counts))
         self.x = torch.randn(sum(lengths), WIDTH, dtype=torch.float64, requires_grad=True)
         self.candidates = torch.randn(sum(counts), WIDTH, dtype=torch.float64, requires_grad=True)
         self.times = torch.cat([torch.randint(0, 10**8, (n,)).sort().values for n in [*lengths, 0]])

@@ -55,7 +55,7 @@ def one_history(make_history: Callable[..., Column]) -> Histories:
 def predictions(model: PinFM, batch: SequenceBatch) -> torch.Tensor:
     """The projected hidden vectors of all tokens [T, D], the start token first."""
     with torch.no_grad():
-        return model._project(model._hidden(batch, model.item_tables(batch.item_rows)))
+        return model.project_users(model._hidden(batch, model.item_tables(batch.item_rows)))
 
 
 COMBINATIONS = [
@@ -281,7 +281,7 @@ def test_further_losses_are_added_with_their_weights(make_model: Model, make_his
     for event, row in enumerate(row_of_event(batch).tolist()):
         next_hour[event + row] = hours[event]  # of the token before the event
     assert model.request is not None
-    vectors = model._project(hidden + model.request(next_hour[:, None])) / 0.07
+    vectors = model.project_users(hidden + model.request(next_hour[:, None])) / 0.07
     parts = {
         "next_token": (1.0, next_token_pairs(batch)),
         "multi_token": (0.5, multi_token_pairs(batch, 3)),

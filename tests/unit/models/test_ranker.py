@@ -99,11 +99,11 @@ def test_it_learns_what_is_wanted(ranker_config: Config, batch: RequestBatch) ->
 
 
 def test_the_label_is_named_or_the_only_one(ranker_config: Config, batch: RequestBatch) -> None:
-    unnamed = make(ranker_config, "model.head.label=")
+    unnamed = make(ranker_config, "model.head.labels=[]")
     with pytest.raises(ConfigError, match="allowed: click, save"):
         unnamed.loss(batch)
     only = dataclasses.replace(batch, labels={"save": batch.labels["save"]}, known={"save": batch.known["save"]})
-    named = make(ranker_config, "model.head.label=save")
+    named = make(ranker_config, 'model.head.labels=["save"]')
     assert float(unnamed.loss(only).loss.detach()) == float(named.loss(batch).loss.detach())
 
 
@@ -120,5 +120,5 @@ def test_impossible_heads_are_refused(wrong: dict[str, Any]) -> None:
 
 def test_its_settings_are_those_of_the_model_inside(ranker_config: Config, tiny_config: Config) -> None:
     inside = tiny_config().model
-    assert RankerConfig.on(inside, HeadConfig(label="click")) == ranker_config().model
+    assert RankerConfig.on(inside, HeadConfig(labels=("click",))) == ranker_config().model
     assert ranker_config().model.tables == inside.tables

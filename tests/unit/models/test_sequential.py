@@ -252,7 +252,7 @@ def test_the_contrastive_loss_is_pinfm_s_loss_of_the_same_vectors(
     places = TokenPlaces.of(batch)
     tokens = hidden.new_zeros(places.num_tokens, 8).index_copy(0, places.before + 1, hidden)
     monkeypatch.setattr(pinfm, "_hidden", lambda *_: tokens)
-    monkeypatch.setattr(pinfm, "_project", lambda vectors: functional.normalize(vectors, dim=-1))
+    monkeypatch.setattr(pinfm, "project_users", lambda vectors: functional.normalize(vectors, dim=-1))
     monkeypatch.setattr(pinfm, "project_items", lambda _: functional.normalize(items, dim=-1))
     theirs = pinfm.loss(batch)
     theirs.loss.backward()

@@ -207,7 +207,7 @@ def _ranker(cell: Cell) -> RankerConfig:
     model = cell.run_config().model
     if not isinstance(model, PinFMConfig):
         raise UsageError(f"{type(model).__name__} cannot be transferred", allowed="allowed: PinFMConfig")
-    head = HeadConfig(label=YES, reads=cell.protocol["vectors"])
+    head = HeadConfig(labels=(YES,), reads=cell.protocol["vectors"])
     return RankerConfig.on(model, head)
 
 
