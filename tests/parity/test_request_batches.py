@@ -43,7 +43,7 @@ MINUTE, HOUR = 60_000, 3_600_000
 START = 1_700_000_000_000
 CHANGE = START + 30 * MINUTE
 """When every attribute takes its second value."""
-ONLY_TRAINING_KNOWS = ("request_ms", "positions", "weights", "labels.", "known.", "users", "is_positive")
+ONLY_TRAINING_KNOWS = ("request_ms", "positions", "weights", "labels.", "known.", "users", "is_positive", "item_log_q")
 
 
 def draw(*key: int) -> float:

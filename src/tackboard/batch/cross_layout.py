@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 
 from tackboard.batch.row_layout import cuts_of
 from tackboard.core.errors import DataError
-from tackboard.features.column import offsets_of, ranges
 
 PIECE = 256
 """Largest number of candidates of a piece. A row with more candidates has several pieces."""
@@ -96,8 +95,8 @@ def _pieces(counts_B: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.
     """Cuts the candidates of each row into pieces; returns row, first candidate and number of candidates of each."""
     num_pieces = -(-counts_B // PIECE)
     rows = np.repeat(np.arange(len(counts_B)), num_pieces)
-    place = ranges(np.zeros_like(num_pieces), num_pieces)
-    starts = (offsets_of(counts_B)[:-1])[rows] + place * PIECE
+    place = np.arange(len(rows)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
+    starts = (np.cumsum(counts_B) - counts_B)[rows] + place * PIECE
     return rows, starts, np.minimum(counts_B[rows] - place * PIECE, PIECE)
 
 

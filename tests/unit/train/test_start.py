@@ -46,12 +46,12 @@ def test_a_ranker_begins_with_the_parameters_of_a_pretrained_model(
     stored = load_checkpoint(find_checkpoint(trained_run.path))
     assert source.vocabulary == Vocabulary.from_dict(stored.state["vocabulary"]), "not the new dataset's own"
     model = build_model(config.model, source.vocabulary)
-    head = model.head.mlp[0].weight.clone()  # type: ignore[union-attr, index]
+    head = model.heads[0][0].weight.clone()  # type: ignore[union-attr, index]
     taken = take_parameters(model, StartConfig(run=str(trained_run.path), prefix="pinfm."))
     parameters = model.state_dict()
     for name, tensor in tensors_of(trained_run).items():
         assert torch.equal(parameters[f"pinfm.{name}"], tensor)
-    assert torch.equal(parameters["head.mlp.0.weight"], head), "the head is as it was drawn"
+    assert torch.equal(parameters["heads.0.0.weight"], head), "the head is as it was drawn"
     assert taken == sum(tensor.numel() for tensor in tensors_of(trained_run).values())
     assert take_parameters(model, StartConfig()) == 0
 
@@ -99,7 +99,7 @@ def test_a_frozen_part_drops_nothing_out(ranker_config: Config, tmp_path: Path) 
     frozen = dataclasses.replace(config.optimizer, multipliers={"pinfm.": 0.0})
     trainer = train(dataclasses.replace(config, optimizer=frozen), tmp_path)
     assert not any(module.training for module in trainer.model.pinfm.modules())
-    assert trainer.model.head.training
+    assert trainer.model.heads.training
     assert not any(parameter.requires_grad for parameter in trainer.model.pinfm.parameters())
 
 
@@ -108,7 +108,7 @@ def test_a_multiplier_that_no_parameter_has_is_refused(ranker_config: Config, tm
     wrong = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, multipliers={"pinm.": 0.1}))
     with pytest.raises(ConfigError, match="no parameter begins with that") as caught:
         train(wrong, tmp_path)
-    assert caught.value.allowed == "parameters begin with: head, pinfm"
+    assert caught.value.allowed == "parameters begin with: heads, pinfm"
 
 
 def test_a_resumed_run_does_not_start_again(ranker_config: Config, trained_run: RunDirectory, tmp_path: Path) -> None:
