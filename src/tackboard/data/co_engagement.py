@@ -154,8 +154,9 @@ def _singular_vectors(matrix: Any, start: Floats, *, quiet: bool) -> Floats:
         for _ in range(ITERATIONS):
             basis = product(np.linalg.qr(basis)[0])
         basis = np.linalg.qr(basis)[0]
-        # The matrix is symmetric, so this product is the transpose of basis' · matrix.
-        small, values, _ = np.linalg.svd(product(basis).T, full_matrices=False)
+        # The matrix is symmetric, so this product is the transpose of basis' · matrix. Only its left singular vectors
+        # are needed, and the small triangle of its QR decomposition has the same ones.
+        small, values, _ = np.linalg.svd(np.linalg.qr(product(basis), mode="r").T)
     found = (basis @ small) * np.sqrt(values)
     peaks = found[np.abs(found).argmax(axis=0), np.arange(found.shape[1])]
     return np.asarray(found * np.where(peaks < 0, -1.0, 1.0), dtype=np.float32)

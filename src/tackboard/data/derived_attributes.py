@@ -60,7 +60,7 @@ class VectorsConfig:
     group: str | None = None
     """An attribute. An item without neighbours gets the mean vector of the items that share its value."""
     max_pairs: int = 1 << 25
-    """Largest number of distinct pairs of items in memory (about 100 bytes each); the rarest are dropped."""
+    """Largest number of distinct pairs of items in memory (about 130 bytes each); the rarest are dropped."""
     seed: int = 0
     """Seed of the start of the computation."""
 
