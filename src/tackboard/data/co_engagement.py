@@ -137,8 +137,11 @@ def _symmetric(first: Ints, second: Ints, weights: Floats, num_rows: int) -> Any
     with warnings.catch_warnings():
         # torch calls its sparse matrices a beta feature. Only the product with a dense matrix is used here.
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta", category=UserWarning)
-        starts, columns, values = (torch.from_numpy(each) for each in (starts, columns, values))
-        return torch.sparse_csr_tensor(starts, columns, values, size=(num_rows, num_rows), check_invariants=True)
+        return torch.sparse_csr_tensor(
+            *(torch.from_numpy(starts), torch.from_numpy(columns), torch.from_numpy(values)),
+            size=(num_rows, num_rows),
+            check_invariants=True,
+        )
 
 
 def _singular_vectors(matrix: Any, start: Floats, *, quiet: bool) -> Floats:
@@ -156,7 +159,7 @@ def _singular_vectors(matrix: Any, start: Floats, *, quiet: bool) -> Floats:
         basis = np.linalg.qr(basis)[0]
         # The matrix is symmetric, so this product is the transpose of basis' · matrix. Only its left singular vectors
         # are needed, and the small triangle of its QR decomposition has the same ones.
-        small, values, _ = np.linalg.svd(np.linalg.qr(product(basis), mode="r").T)
+        small, values, _ = np.linalg.svd(np.asarray(np.linalg.qr(product(basis), mode="r")).T)
     found = (basis @ small) * np.sqrt(values)
     peaks = found[np.abs(found).argmax(axis=0), np.arange(found.shape[1])]
     return np.asarray(found * np.where(peaks < 0, -1.0, 1.0), dtype=np.float32)

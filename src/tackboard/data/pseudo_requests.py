@@ -17,7 +17,7 @@ These are the rules (docs/labels.md explains them):
     order        random; a position is null, because nothing was shown
 
 Every draw is keyed by (seed, user, time, item), so the same log gives the same requests on every machine. Memory grows
-by about 12 bytes per event of the log; everything else is done one bucket of users at a time.
+by about 30 bytes per event of the log; everything else is done one bucket of users at a time.
 """
 
 from __future__ import annotations
