@@ -214,6 +214,10 @@ def test_retention_keeps_them(folder: Path) -> None:
     kept = open_dataset(retain(open_dataset(folder), 5.0).path)
     assert kept.read_items(["first_event_ms", "content"]).equals(before) and (kept.path / ATTRIBUTES).exists()
     assert kept.num_events < len(log())
+    again = add(folder, "first_event_ms", VECTORS)
+    assert again.path != kept.path and again.made["content"]["counts"]["events"] == kept.num_events
+    firsts = open_dataset(folder).read_items(["first_ms", "first_event_ms"])
+    assert firsts["first_event_ms"].equals(firsts["first_ms"]), "computed again from the events that are left"
 
 
 @pytest.mark.parametrize(
