@@ -1,7 +1,8 @@
-"""A backfill, a label job, an import or a retention that is stopped at any point leaves the old or the new snapshot.
+"""A job that makes a snapshot and is stopped at any point leaves the old or the new snapshot.
 
-It is killed, or its disk fails. `make test` stops each job at a few points, `make test-slow` at all of them; the next
-run always ends well. Forgetting is stopped too: a user is on the list or not, and no import brings back a listed user.
+The jobs are a backfill, labels, pseudo-requests, attributes, an import and a retention. A job is killed, or its disk
+fails. `make test` stops each job at a few points, `make test-slow` at all of them; the next run always ends well.
+Forgetting is stopped too: a user is on the list or not, and no import brings back a listed user.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from tackboard.core.manifest import verify_manifest
+from tackboard.data.derived_attributes import read_attributes
+from tackboard.data.pseudo_requests import read_pseudo_requests
 from tackboard.data.request_layout import read_labels, read_requests
 from tackboard.events.dataset import Dataset, open_dataset
 from tackboard.events.privacy.forgetting import read_forgotten, remains_in
@@ -102,6 +105,26 @@ class Label(Job):
         assert latest.layout.offsets["requests"][-1] == requests.num_rows
 
 
+class Attributes(Job):
+    arguments = ("data", "attributes", "FOLDER", "--first-event", "first_event_ms", "--vectors", "near", "--width", "4")
+    points = ("items.parquet:before-write", "items.parquet:after-write", "attributes.json:after-write", *SEALED)
+    quick = ("items.parquet:after-write", "attributes.json:after-write", "latest:before-rename")
+
+    def check_new(self, latest: Dataset) -> None:
+        assert set(read_attributes(latest.path)) == {"first_event_ms", "near"}
+        assert latest.read_items(["first_event_ms", "near"]).num_rows == latest.num_items
+
+
+class Pseudo(Job):
+    arguments = ("data", "pseudo-requests", "FOLDER", "--candidates", "5", "--per-user", "2")
+    points = ("requests.parquet:after-group", "layout.json:after-write", "pseudo_requests.json:after-write", *SEALED)
+    quick = ("requests.parquet:after-group", "pseudo_requests.json:after-write", "SNAPSHOT:after-rename")
+
+    def check_new(self, latest: Dataset) -> None:
+        made, requests = read_pseudo_requests(latest.path), read_requests(latest)
+        assert made is not None and made.counts.requests == requests.num_rows == 2 * latest.num_users
+
+
 class Import(Job):
     """A log that was imported once and has grown since."""
 
@@ -178,7 +201,7 @@ class Forget(Retain):
     """The same users before they are forgotten."""
 
 
-JOBS: tuple[type[Job], ...] = (Backfill, Label, Import, Retain)
+JOBS: tuple[type[Job], ...] = (Backfill, Label, Attributes, Pseudo, Import, Retain)
 
 
 @pytest.fixture(scope="module", params=JOBS, ids=lambda job: job.__name__)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tackboard.cli.sequences import without_password
+from tackboard.cli.sequences import milliseconds_of, without_password
 
 if TYPE_CHECKING:
     from tackboard.data.request_layout import Labelled
@@ -192,6 +192,111 @@ def _label_lines(result: Labelled) -> list[str]:
             f"ignored      {counts.events_in_future:>12,}  events received in the future: they do not set the log's end"
         )
     return [*lines, f"dataset      {result.path}"]
+
+
+@app.command("pseudo-requests")
+def data_pseudo_requests(
+    dataset: Newest,
+    candidates: Annotated[int, typer.Option(help="Draw this many other items for each true item.")] = 100,
+    from_: Annotated[
+        str, typer.Option("--from", help="Draw them from the events of the same `hour`, or of `all` the log.")
+    ] = "hour",
+    per_user: Annotated[int | None, typer.Option(help="Use this many newest events of each user.")] = None,
+    since: Annotated[str | None, typer.Option(help="Use events from this time on: ISO 8601, or ms since 1970.")] = None,
+    action: Annotated[
+        list[str] | None, typer.Option(help="Use only events with this action; default: all. Repeatable.")
+    ] = None,
+    label: Annotated[str, typer.Option(help="Name the label.")] = "next",
+    seed: Annotated[int, typer.Option(help="Draw with this seed.")] = 0,
+    json_output: Json = False,
+) -> None:
+    """Make requests from a log without impressions: the item that a user chose, among others of that hour."""
+    from tackboard.data.pseudo_requests import PseudoRequestConfig, make_pseudo_requests
+    from tackboard.events.dataset import open_dataset
+
+    config = PseudoRequestConfig(
+        candidates=candidates,
+        pool=from_,
+        per_user=per_user,
+        since_ms=milliseconds_of("--since", since),
+        actions=tuple(action or ()),
+        label=label,
+        seed=seed,
+    )
+    result = make_pseudo_requests(open_dataset(dataset), config)
+    counts = result.counts
+    if json_output:
+        content = {"dataset": str(result.path), "rules": dataclasses.asdict(config)}
+        typer.echo(json.dumps(content | {"counts": dataclasses.asdict(counts)}))
+        return
+    lines = [f"requests     {counts.requests:>12,}", f"candidates   {counts.candidates:>12,}"]
+    if counts.requests_short:
+        lines.append(
+            f"short        {counts.requests_short:>12,}  requests with fewer than {candidates:,} others; "
+            f"{counts.candidates_missing:,} are missing"
+        )
+    if counts.events_repeated:
+        lines.append(f"left out     {counts.events_repeated:>12,}  events on the same item at the same time as another")
+    typer.echo("\n".join([*lines, f"dataset      {result.path}"]))
+
+
+@app.command("attributes")
+def data_attributes(
+    dataset: Newest,
+    first_event: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Add the time of each item's first event under this name.")
+    ] = None,
+    vectors: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Add a vector per item, from co-engagement, under this name.")
+    ] = None,
+    width: Annotated[int, typer.Option(help="Make vectors of this many numbers.")] = 32,
+    window: Annotated[int, typer.Option(help="Call items neighbours if this many steps or fewer apart.")] = 5,
+    until: Annotated[
+        str | None, typer.Option(help="Use only events before this time: ISO 8601, or ms since 1970.")
+    ] = None,
+    action: Annotated[
+        list[str] | None, typer.Option(help="Use only events with this action; default: all. Repeatable.")
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option(help="Without neighbours, use the mean of the items with the same value of this.")
+    ] = None,
+    max_pairs: Annotated[int, typer.Option(help="Keep at most this many pairs of neighbours in memory.")] = 1 << 25,
+    seed: Annotated[int, typer.Option(help="Start the computation of vectors with this seed.")] = 0,
+    json_output: Json = False,
+) -> None:
+    """Add attributes that are computed from the log to the items: the first event's time, and vectors."""
+    from tackboard.data.derived_attributes import VectorsConfig, add_attributes
+    from tackboard.events.dataset import open_dataset
+
+    config = None
+    if vectors is not None:
+        config = VectorsConfig(
+            name=vectors,
+            width=width,
+            window=window,
+            until_ms=milliseconds_of("--until", until),
+            actions=tuple(action or ()),
+            group=group,
+            max_pairs=max_pairs,
+            seed=seed,
+        )
+    result = add_attributes(open_dataset(dataset), first_event=first_event, vectors=config)
+    if json_output:
+        typer.echo(json.dumps({"dataset": str(result.path), "attributes": result.made}))
+        return
+    lines = [f"{first_event}: the time of each item's first event"] if first_event else []
+    if vectors is not None:
+        counts = result.made[vectors]["counts"]
+        seen = f"events before {until}" if until else "the whole log (give --until to keep later events out)"
+        lines += [
+            f"{vectors}: vectors of width {width}, from {seen}",
+            f"events       {counts['events']:>12,}",
+            f"pairs        {counts['pairs']:>12,}  with a positive weight; dropped: {counts['pairs_dropped']:,}",
+            f"neighbours   {counts['with_neighbours']:>12,}  items have a vector of their own",
+            f"group mean   {counts['from_group']:>12,}  items",
+            f"zeros        {counts['zero']:>12,}  items",
+        ]
+    typer.echo("\n".join([*lines, f"dataset      {result.path}"]))
 
 
 @app.command("check")

@@ -158,9 +158,9 @@ def sequences_read(
                 user_id,
                 names,
                 last=last,
-                since_ms=_milliseconds("--since", since),
-                until_ms=_milliseconds("--until", until),
-                received_before_ms=_milliseconds("--received-before", received_before),
+                since_ms=milliseconds_of("--since", since),
+                until_ms=milliseconds_of("--until", until),
+                received_before_ms=milliseconds_of("--received-before", received_before),
             )
             for user_id in user_ids_of(user)
         ]
@@ -178,7 +178,8 @@ def _print_events(found: StoredSequences, *, as_json: bool) -> None:
         typer.echo("  ".join(texts[name][row].ljust(widths[name]) for name in texts).rstrip())
 
 
-def _milliseconds(option: str, text: str | None) -> int | None:
+def milliseconds_of(option: str, text: str | None) -> int | None:
+    """Reads the time that an option gives, in ms since 1970 or in ISO 8601. Another text raises UsageError."""
     from datetime import UTC, datetime
 
     from tackboard.core.errors import UsageError

@@ -34,6 +34,8 @@ from tackboard.events.layout import Layout
 from tackboard.events.staging import check_newest, derive_snapshot
 
 LABELS = "labels.json"
+PSEUDO = "pseudo_requests.json"
+"""Says how the requests were made if they were made from events alone (pseudo_requests.py)."""
 VERSION = 1
 FIELDS = {
     "version": int,
@@ -86,7 +88,7 @@ def label_dataset(dataset: Dataset, config: LabelConfig, *, quiet: bool = False)
             return written
 
         written = (REQUESTS, LABELS, LAYOUT)
-        path = derive_snapshot(dataset, "labels", rules, replaced=written, fill=fill)
+        path = derive_snapshot(dataset, "labels", rules, replaced=(*written, PSEUDO), fill=fill)
     result = read_labels(path)
     assert result is not None
     return result

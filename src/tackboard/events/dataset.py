@@ -5,7 +5,9 @@
                                   impressions.parquet                         if the log says what was shown
                                   truth.json                                  in synthetic worlds
                                   requests.parquet labels.json                after labelling
+                                  requests.parquet pseudo_requests.json       after `data pseudo-requests`
                                   features.parquet features.json              after a backfill
+                                  attributes.json                             after `data attributes`
     datasets/<name>/latest        -> the newest snapshot
     datasets/<name>/index/<snapshot>/   results that can be computed again from the snapshot (see data/index.py)
 

@@ -301,3 +301,50 @@ def test_a_wrong_clock_costs_nothing(tackboard: Program, make_dataset: Make, tmp
     dataset = make_dataset(tmp_path, [(2, 7, "click", "home", FUTURE_MS)], name="future")
     answer = tackboard("data", "retain", dataset, "--days", "4")
     assert answer.code == 3 and "every time_ms" in answer.err
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A world of 30 users."""
+    write_world(WorldConfig(num_users=30, num_items=120), tmp_path, "small")
+    return tmp_path / "small"
+
+
+def test_attributes_says_what_it_added_and_what_the_vectors_saw(tackboard: Program, small: Path) -> None:
+    command = ("data", "attributes", small, "--first-event", "first_event_ms", "--vectors", "near", "--width", 4)
+    answer = tackboard(*command, "--group", "topic")
+    assert answer.code == 0, answer.err
+    lines = answer.out.splitlines()
+    assert lines[0] == "first_event_ms: the time of each item's first event"
+    assert lines[1] == "near: vectors of width 4, from the whole log (give --until to keep later events out)"
+    dataset = open_dataset(small)
+    assert {"first_event_ms", "near"} <= set(dataset.read_items().column_names)
+    events = dataset.read_events(["time_ms", "received_ms"])
+    middle = sorted(events["time_ms"].to_pylist())[events.num_rows // 2]
+    told = tackboard(*command, "--until", middle, "--action", "click", "--window", 2, "--seed", 3, "--json").json()
+    made = told["attributes"]["near"]
+    assert (made["until_ms"], made["actions"], made["window"], made["seed"]) == (middle, ["click"], 2, 3)
+    assert made["counts"]["events"] < events.num_rows / 2
+    assert made["counts"]["with_neighbours"] + made["counts"]["zero"] == dataset.num_items
+    bad = tackboard("data", "attributes", small, "--vectors", "near", "--until", "soon")
+    assert (bad.code, bad.err.splitlines()[0]) == (2, "error: --until 'soon' is not a time")
+    few = tackboard("data", "attributes", small, "--vectors", "few", "--max-pairs", 5, "--json").json()
+    assert few["attributes"]["few"]["counts"]["pairs_dropped"] > 0
+
+
+def test_pseudo_requests_counts_what_it_made(tackboard: Program, small: Path) -> None:
+    answer = tackboard("data", "pseudo-requests", small, "--candidates", 60, "--per-user", 2)
+    assert answer.code == 0, answer.err
+    num_requests = read_requests(open_dataset(small)).num_rows
+    lines = answer.out.splitlines()
+    assert lines[0] == f"requests     {num_requests:>12,}"
+    assert any(line.startswith("short ") and "with fewer than 60 others" in line for line in lines)
+    options = ("--from", "all", "--since", "2025-01-10", "--action", "click", "--label", "read", "--seed", 4)
+    told = tackboard("data", "pseudo-requests", small, "--candidates", 3, *options, "--json").json()
+    rules = {"candidates": 3, "pool": "all", "per_user": None, "since_ms": 1_736_467_200_000, "label": "read"}
+    assert told["rules"] == rules | {"actions": ["click"], "seed": 4}
+    table = read_requests(open_dataset(small))
+    assert told["counts"]["requests"] == table.num_rows and told["counts"]["requests_short"] == 0
+    assert min(table["time_ms"].to_pylist()) >= 1_736_467_200_000 and "label_read" in table.column_names
+    nothing = tackboard("data", "pseudo-requests", small)
+    assert (nothing.code, nothing.err.splitlines()[0]) == (2, "error: no events were chosen")

@@ -48,7 +48,10 @@ from tackboard.events.stored_tables import reading, row_groups
 FEATURES, IMPRESSIONS = "features.parquet", "impressions.parquet"
 USERS, USER_HISTORY, STATISTICS = "users.parquet", "user_history.parquet", "statistics.json"
 REWRITTEN = (EVENTS, FEATURES, IMPRESSIONS, REQUESTS, ITEMS, USERS, USER_HISTORY, STATISTICS, LAYOUT)
-WITHOUT_USERS = ("item_history.parquet", "features.json", "labels.json", TRUTH)
+WITHOUT_USERS = (
+    *("item_history.parquet", "features.json", "labels.json", "pseudo_requests.json", "attributes.json"),
+    TRUTH,
+)
 """Files that name no user. The new snapshot keeps them unchanged."""
 MAX_DAYS = 36_500
 Ints = NDArray[np.int64]

@@ -1,7 +1,8 @@
 """This module generates a synthetic world from its config and writes it as a dataset.
 
 In addition to the canonical tables, the snapshot holds impressions.parquet (what requests showed) and truth.json (the
-complete config, from which the oracle can be computed). Item attributes are topic, style and birth_ms.
+complete config, from which the oracle can be computed). Item attributes are topic, style, birth_ms and content, a noisy
+vector of topic and style.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tackboard.events.dataset import write_dataset
 from tackboard.events.schema import named
 from tackboard.events.synthetic.world import WorldEvents, generate, keep_distinct
 from tackboard.events.synthetic.world_config import ACTIONS, FIRST_USER_ID, REQUESTS_PER_USER, SURFACES, WorldConfig
-from tackboard.events.synthetic.world_items import WorldItems
+from tackboard.events.synthetic.world_items import CONTENT_WIDTH, WorldItems
 
 
 def write_world(config: WorldConfig, root: Path, name: str, *, quiet: bool = True) -> Path:
@@ -55,9 +56,16 @@ def event_table(config: WorldConfig, catalogue: WorldItems, events: WorldEvents)
 
 
 def item_table(config: WorldConfig, catalogue: WorldItems) -> pa.Table:
-    """Returns item, topic, style and birth_ms of every item, even of items that are born after the last event."""
-    birth_ms = config.start_ms + catalogue.birth
-    return pa.table({"item": catalogue.ids, "topic": catalogue.topic, "style": catalogue.style, "birth_ms": birth_ms})
+    """Returns item, topic, style, birth_ms and content of every item, even of items born after the last event."""
+    content = pa.array(catalogue.content(config).ravel())
+    columns = {
+        "item": catalogue.ids,
+        "topic": catalogue.topic,
+        "style": catalogue.style,
+        "birth_ms": config.start_ms + catalogue.birth,
+        "content": pa.FixedSizeListArray.from_arrays(content, CONTENT_WIDTH),
+    }
+    return pa.table(columns)
 
 
 def impression_table(catalogue: WorldItems, events: WorldEvents) -> pa.Table:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tackboard.core.keyed_random import permutation, uniform
+from tackboard.core.keyed_random import normal, permutation, uniform
 from tackboard.events.synthetic.world_config import FIRST_ITEM_ID, WorldConfig
 
 Ints = NDArray[np.int64]
@@ -22,7 +22,11 @@ Floats = NDArray[np.float64]
 DAY_MS = 86_400_000
 _BIRTH_BITS = 44
 """Number of bits of a key that hold a birth, in ms after the start (up to 550 years). Higher bits hold the cell."""
-_STREAM_RANK, _STREAM_STYLE, _STREAM_BORN_LATER, _STREAM_BIRTH, _STREAM_LINK = range(5)
+_STREAM_RANK, _STREAM_STYLE, _STREAM_BORN_LATER, _STREAM_BIRTH, _STREAM_LINK, _STREAM_CONTENT = range(6)
+CONTENT_WIDTH = 16
+"""Width of the content vector of an item."""
+_STYLE_SHARE, _NOISE_SHARE = 0.5, 0.5
+"""Sizes of the style and of the noise in a content vector. The topic has size 1."""
 
 
 class WorldItems:
@@ -70,6 +74,19 @@ class WorldItems:
         steps = np.take_along_axis(steps, (np.arange(num_links) + turn[:, None]) % num_links, axis=1)
         target = (place[:, None] + steps) % topic_size[:, None]
         return np.asarray(by_rank[target * config.num_topics + self.topic[:, None]], dtype=np.int64)
+
+    def content(self, config: WorldConfig) -> NDArray[np.float32]:
+        """Returns noisy vectors [num_items, CONTENT_WIDTH] of length 1, as an encoder of texts or images would give.
+
+        A vector is the sum of a random vector of the topic, one of the style and one of the item. The vectors depend
+        only on the seed, and no event depends on them.
+        """
+        kinds = ((self.topic, 1.0), (self.style, _STYLE_SHARE), (np.arange(len(self.ids)), _NOISE_SHARE))
+        place = np.arange(CONTENT_WIDTH)
+        total = np.zeros((len(self.ids), CONTENT_WIDTH))
+        for kind, (member, size) in enumerate(kinds):
+            total += size * normal(config.seed, _STREAM_CONTENT, kind, member[:, None], place)
+        return np.asarray(total / np.linalg.norm(total, axis=1, keepdims=True), dtype=np.float32)
 
     def draw_from_topic(self, topic: Ints, affinity: Floats, time: Ints, draws: Floats) -> Ints:
         """Draws one alive item of `topic` [M] per row with P ∝ weight × affinity[style]. `draws` is uniform [M, 2]."""

@@ -4,7 +4,7 @@ import numpy as np
 
 from tackboard.core.keyed_random import uniform
 from tackboard.events.synthetic.world_config import WorldConfig
-from tackboard.events.synthetic.world_items import WorldItems, pick
+from tackboard.events.synthetic.world_items import CONTENT_WIDTH, WorldItems, pick
 
 CONFIG = WorldConfig(num_items=90, num_topics=6, born_later_share=0.5, zipf_offset=2.0)
 DRAWS = 200_000
@@ -72,3 +72,18 @@ def test_pick_never_takes_a_column_of_weight_zero() -> None:
     assert pick(weights, np.array([0.0, 0.5])).tolist() == [1, 2]
     assert pick(weights, np.array([almost_one, almost_one])).tolist() == [1, 2]
     assert pick(weights, np.array([1.0, 1.0])).tolist() == [1, 2]
+
+
+def test_the_content_of_an_item_tells_its_topic_and_style_but_not_exactly() -> None:
+    catalogue = WorldItems(WorldConfig())
+    content = catalogue.content(WorldConfig())
+    assert content.shape == (2000, CONTENT_WIDTH) and np.allclose(np.linalg.norm(content, axis=1), 1.0, atol=1e-6)
+    likeness = content @ content.T
+    same_topic = catalogue.topic[:, None] == catalogue.topic
+    same_style = catalogue.style[:, None] == catalogue.style
+    itself = np.eye(2000, dtype=bool)
+    means = [likeness[chosen & ~itself].mean() for chosen in (same_topic & same_style, same_topic, ~same_topic)]
+    assert means[0] > means[1] + 0.05 > means[2] + 0.4
+    assert likeness[same_topic & same_style & ~itself].max() < 0.999, "no two items have the same content"
+    assert np.array_equal(content, WorldItems(WorldConfig()).content(WorldConfig()))
+    assert not np.array_equal(content, catalogue.content(WorldConfig(seed=2)))

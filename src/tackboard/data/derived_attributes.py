@@ -1,0 +1,254 @@
+"""Adds attributes of items that are computed from the log, as a new snapshot of the dataset.
+
+    items.parquet          gains columns; so does item_history.parquet, if attributes change with time
+    attributes.json        how each added column was made, the SHA-256 of the events, and the counts
+
+Two kinds of columns can be added. The time of an item's first event is a proxy for its birth, where births are unknown.
+A vector per item comes from the co-engagement graph (co_engagement.py). Every other file stays. Decided: stored
+features (features.parquet) are left out if an added column replaces an older one, because they may depend on it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from tackboard.core.config import did_you_mean
+from tackboard.core.documents import read_document
+from tackboard.core.errors import DataError, UsageError
+from tackboard.core.files import reach, write_json_atomic
+from tackboard.core.progress import Progress
+from tackboard.data.co_engagement import Floats, Ints, PairCounts, ppmi, vectors_of
+from tackboard.events.columns import one_array
+from tackboard.events.dataset import EVENTS, ITEMS, Dataset
+from tackboard.events.impressions import check_action
+from tackboard.events.layout import ROWS_PER_BUCKET, write_buckets
+from tackboard.events.schema import encode, is_field_name, numpy_column
+from tackboard.events.staging import check_newest, derive_snapshot
+from tackboard.events.stored_tables import reading
+from tackboard.events.vector_columns import to_stored
+from tackboard.features.entity_tables import find_ids
+
+ATTRIBUTES = "attributes.json"
+VERSION = 1
+HISTORY = "item_history.parquet"
+STORED_FEATURES = ("features.parquet", "features.json")
+MAX_WIDTH = 4096
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VectorsConfig:
+    """Settings of the vectors that are made from the co-engagement graph."""
+
+    name: str
+    """Name of the attribute."""
+    width: int = 32
+    """Number of numbers in a vector."""
+    window: int = 5
+    """Two items are neighbours if at most this many steps lie between their events in the history of one user."""
+    until_ms: int | None = None
+    """Only events that happened and were received before this time (ms UTC) count; None means the whole log."""
+    actions: tuple[str, ...] = ()
+    """Only events with these actions count; empty means all actions."""
+    group: str | None = None
+    """An attribute. An item without neighbours gets the mean vector of the items that share its value."""
+    max_pairs: int = 1 << 25
+    """Largest number of distinct pairs of items in memory (about 130 bytes each); the rarest are dropped."""
+    seed: int = 0
+    """Seed of the start of the computation."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "actions", tuple(sorted(self.actions)))
+        for option, value, highest in (("--width", self.width, MAX_WIDTH), ("--window", self.window, 100)):
+            if not 1 <= value <= highest:
+                raise UsageError(f"{option} is {value}", allowed=f"allowed: 1 to {highest:,}")
+        if self.max_pairs < 1:
+            raise UsageError(f"--max-pairs is {self.max_pairs}", allowed="allowed: 1 or more")
+
+
+@dataclasses.dataclass(frozen=True)
+class VectorCounts:
+    """Counts of a job that makes vectors. The first three fields add up to the number of items."""
+
+    with_neighbours: int
+    from_group: int
+    zero: int
+    """Items that got zeros, because they have neither neighbours nor a group with neighbours."""
+    events: int
+    """Events that counted."""
+    pairs: int
+    """Distinct pairs of items with a positive weight."""
+    pairs_dropped: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Attributes:
+    """The result of a job: the snapshot, and what attributes.json says about each added attribute."""
+
+    path: Path
+    made: dict[str, dict[str, Any]]
+
+
+def add_attributes(
+    dataset: Dataset, *, first_event: str | None = None, vectors: VectorsConfig | None = None, quiet: bool = False
+) -> Attributes:
+    """Makes a new snapshot of `dataset` whose items have more attributes, and points `latest` at the new snapshot.
+
+    `first_event` names an attribute that is the time of the item's first event (ms UTC); it is null for an item without
+    events. `vectors` describes an attribute of vectors. `dataset` must be the newest snapshot. If it already has
+    exactly these attributes, no snapshot is made. After an error or a kill, the old snapshot stays in use.
+    """
+    check_newest(dataset)
+    stored = read_attributes(dataset.path)
+    wanted = _wanted(dataset, first_event, vectors)
+    _check_names(dataset, list(wanted), list(stored))
+    if vectors is not None:
+        _check_vectors(dataset, vectors)
+    if all({**stored.get(name, {}), "counts": None} == {**made, "counts": None} for name, made in wanted.items()):
+        return Attributes(dataset.path, stored)
+    has_history = (dataset.path / HISTORY).is_file()
+    tables = (ITEMS, HISTORY) if has_history else (ITEMS,)
+    stale = STORED_FEATURES if set(wanted) & set(stored) else ()
+
+    def fill(staging: Path) -> tuple[str, ...]:
+        columns: dict[str, pa.Array] = {}
+        if first_event is not None:
+            columns[first_event] = one_array(dataset.read_items(["first_ms"])["first_ms"])
+        if vectors is not None:
+            columns[vectors.name], counts = _make_vectors(dataset, vectors, quiet=quiet)
+            wanted[vectors.name]["counts"] = dataclasses.asdict(counts)
+        ids = numpy_column(dataset.read_items(["item_id"]), "item_id")
+        for name in tables:
+            _write_with(dataset.path / name, staging / name, ids, columns)
+        write_json_atomic(staging / ATTRIBUTES, {"version": VERSION, "attributes": {**stored, **wanted}})
+        return written
+
+    written = (*tables, ATTRIBUTES)
+    path = derive_snapshot(dataset, "attributes", wanted, replaced=(*written, *stale), fill=fill)
+    return Attributes(path, read_attributes(path))
+
+
+def read_attributes(snapshot: Path) -> dict[str, dict[str, Any]]:
+    """Reads attributes.json of a snapshot folder: how each added attribute was made. Empty if nothing was added."""
+    path = snapshot / ATTRIBUTES
+    if not path.exists():
+        return {}
+    content = read_document(path, {"version": int, "attributes": dict[str, dict[str, Any]]})
+    if content["version"] > VERSION:
+        raise DataError(f"{path} has version {content['version']}", allowed=f"allowed: up to {VERSION}")
+    return dict(content["attributes"])
+
+
+def _wanted(dataset: Dataset, first_event: str | None, vectors: VectorsConfig | None) -> dict[str, dict[str, Any]]:
+    """Returns what attributes.json will say about the attributes, without the counts."""
+    if first_event is None and vectors is None:
+        raise UsageError("no attribute was named", fix="give --first-event NAME, --vectors NAME or both")
+    if vectors is not None and first_event == vectors.name:
+        raise UsageError(f"two attributes are named {first_event}", fix="give them different names")
+    (events,) = [str(entry["sha256"]) for entry in dataset.manifest["files"] if entry["name"] == EVENTS]
+    wanted: dict[str, dict[str, Any]] = {}
+    if first_event is not None:
+        wanted[first_event] = {"kind": "first event", "events": events}
+    if vectors is not None:
+        settings = dataclasses.asdict(vectors)
+        settings |= {"actions": list(vectors.actions)}
+        wanted[settings.pop("name")] = {"kind": "vectors", "events": events, **settings}
+    return wanted
+
+
+def _check_names(dataset: Dataset, names: list[str], stored: list[str]) -> None:
+    known = pq.read_schema(dataset.path / ITEMS).names
+    for name in names:
+        if not is_field_name(name):
+            raise UsageError(f"{name!r} cannot name an attribute", allowed="allowed: a Python name, e.g. content")
+        if name in known and name not in stored:
+            raise UsageError(
+                f"items have an attribute {name} that this command did not make",
+                allowed=f"taken: {', '.join(known)}",
+                fix="give another name",
+            )
+
+
+def _check_vectors(dataset: Dataset, config: VectorsConfig) -> None:
+    for action in config.actions:
+        check_action(dataset, action, f"--action {action}")
+    schema = pq.read_schema(dataset.path / ITEMS)
+    if config.group is None:
+        return
+    if config.group not in schema.names:
+        raise UsageError(
+            f"items have no attribute {config.group!r} (--group)",
+            allowed=f"attributes: {', '.join(schema.names)}",
+            fix=did_you_mean(config.group, schema.names),
+        )
+    if pa.types.is_nested(schema.field(config.group).type):
+        raise UsageError(f"--group {config.group} is a column of lists", allowed="allowed: texts, numbers, bools")
+
+
+def _make_vectors(dataset: Dataset, config: VectorsConfig, *, quiet: bool) -> tuple[pa.Array, VectorCounts]:
+    items = dataset.read_items(["item_id", *([] if config.group is None else [config.group])])
+    ids = numpy_column(items, "item_id")
+    pairs = PairCounts(len(ids), window=config.window, max_pairs=config.max_pairs, seed=config.seed)
+    num_events = 0
+    with Progress("counting neighbours", total=dataset.num_events, unit="events", quiet=quiet) as progress:
+        for events in dataset.event_chunks(["item_id", "action", "time_ms", "received_ms"]):
+            progress.advance(events.num_rows)
+            chosen = np.ones(events.num_rows, dtype=bool)
+            if config.until_ms is not None:
+                for name in ("time_ms", "received_ms"):
+                    chosen &= numpy_column(events, name) < config.until_ms
+            if config.actions:
+                actions = pc.is_in(one_array(events["action"]).cast(pa.string()), pa.array(config.actions))
+                chosen &= actions.to_numpy(zero_copy_only=False)
+            num_events += int(chosen.sum())
+            places = find_ids(ids, numpy_column(events, "item_id")[chosen])
+            pairs.add(numpy_column(events, "user_id")[chosen], places)
+    edges = ppmi(pairs)
+    vectors, own = vectors_of(edges, ids, config.width, config.seed, quiet=quiet)
+    from_group = np.zeros(len(ids), dtype=bool)
+    if config.group is not None:
+        from_group = _fill_from_groups(vectors, own, encode(items[config.group]))
+    counts = VectorCounts(
+        with_neighbours=int(own.sum()),
+        from_group=int(from_group.sum()),
+        zero=int((~own & ~from_group).sum()),
+        events=num_events,
+        pairs=len(edges[0]),
+        pairs_dropped=pairs.num_dropped,
+    )
+    return pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), config.width), counts
+
+
+def _fill_from_groups(vectors: Floats, own: NDArray[np.bool_], groups: pa.DictionaryArray) -> NDArray[np.bool_]:
+    """Gives each item without a vector the mean of its group, in place. Returns which items got one."""
+    codes = groups.indices.fill_null(len(groups.dictionary)).to_numpy().astype(np.int64)
+    num_groups = len(groups.dictionary) + 1
+    sizes = np.bincount(codes[own], minlength=num_groups)
+    sizes[-1] = 0
+    filled = ~own & (sizes[codes] > 0)
+    for column in vectors.T:
+        sums = np.bincount(codes[own], weights=column[own], minlength=num_groups)
+        column[filled] = (sums / np.maximum(sizes, 1))[codes[filled]]
+    return np.asarray(filled)
+
+
+def _write_with(old: Path, new: Path, ids: Ints, columns: dict[str, pa.Array]) -> None:
+    """Writes the table `old` with added or replaced columns. `columns` has a value for each of the sorted `ids`."""
+    with reading(old):
+        table = pq.read_table(old)
+    places = pa.array(find_ids(ids, numpy_column(table, "item_id")))
+    added = to_stored(pa.table({name: column.take(places) for name, column in columns.items()}))
+    kept = [name for name in table.column_names if name not in columns]
+    table = table.select(kept)
+    for field in added.schema:
+        table = table.append_column(field, added[field.name])
+    reach(f"{new.name}:before-write")
+    write_buckets(table, np.append(np.arange(0, table.num_rows, ROWS_PER_BUCKET), table.num_rows), new)
+    reach(f"{new.name}:after-write")

@@ -1,0 +1,393 @@
+"""Makes requests from a log that does not say what was shown: an item that a user chose, among others of that hour.
+
+    requests.parquet        one row per chosen event, as request_layout.py writes it, with one label
+    pseudo_requests.json    the rules, the SHA-256 of the events, and the counts; labels.json is removed
+    layout.json             gains `requests`: the rows of requests.parquet that belong to each bucket
+
+These are the rules (docs/labels.md explains them):
+
+    request      the user and time of a chosen event: one of the user's newest, or of those since a time. Several events
+                 of a user on one item at one time make one request.
+    time         the event's time, or its received time if that is earlier. A history holds the events received strictly
+                 before, so neither the event itself nor other events of the same instant are visible.
+    candidates   the event's item (label 1), and others (label 0) drawn one after another from the pool, each with a
+                 probability proportional to its number of events in the pool; no item twice, and no item that the user
+                 ever engaged with
+    pool         the events of the same hour (UTC), before and after the request, or all events of the log
+    order        random; a position is null, because nothing was shown
+
+Every draw is keyed by (seed, user, time, item), so the same log gives the same requests on every machine. Memory grows
+by about 30 bytes per event of the log; everything else is done one bucket of users at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from tackboard.core.documents import read_document
+from tackboard.core.errors import DataError, UsageError
+from tackboard.core.files import reach, write_json_atomic
+from tackboard.core.keyed_random import bits, uniform
+from tackboard.core.progress import Progress
+from tackboard.data.labels import UNITS_MS, Label, requests_schema
+from tackboard.data.request_layout import LABELS, PSEUDO
+from tackboard.events.columns import one_array
+from tackboard.events.dataset import EVENTS, REQUESTS, Dataset
+from tackboard.events.impressions import check_action
+from tackboard.events.layout import FILE_NAME as LAYOUT
+from tackboard.events.layout import Layout
+from tackboard.events.schema import NAMES, encode, is_field_name, numpy_column
+from tackboard.events.staging import check_newest, derive_snapshot
+from tackboard.features.column import offsets_of
+from tackboard.features.entity_tables import find_ids
+
+VERSION = 1
+POOLS = ("hour", "all")
+DRAWS_AT_ONCE = 1 << 20
+"""Largest number of draws from the pool in memory at a time."""
+_DRAWS_PER_CANDIDATE = 4
+"""How often the pool is drawn from per wanted candidate, before the rest is drawn among the items that are left."""
+_STREAM_DRAW, _STREAM_REST, _STREAM_ORDER = 81, 82, 83
+Ints = NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PseudoRequestConfig:
+    """Settings of a job that makes requests from events."""
+
+    candidates: int = 100
+    """Number of other items beside the true one."""
+    pool: str = "hour"
+    """Where the others are drawn from: `hour`, the events of the same hour, or `all`, all events."""
+    per_user: int | None = None
+    """Number of newest events per user that become requests; None means all."""
+    since_ms: int | None = None
+    """Only events at or after this time (ms UTC) become requests; None means all."""
+    actions: tuple[str, ...] = ()
+    """Only events with these actions become requests or are in the pool; empty means all actions."""
+    label: str = "next"
+    """Name of the label."""
+    seed: int = 0
+    """Seed of every draw."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "actions", tuple(sorted(self.actions)))
+        if not 1 <= self.candidates <= 10_000:
+            raise UsageError(f"--candidates is {self.candidates}", allowed="allowed: 1 to 10,000")
+        if self.pool not in POOLS:
+            raise UsageError(f"--from is {self.pool!r}", allowed=f"allowed: {', '.join(POOLS)}")
+        if self.per_user is not None and self.per_user < 1:
+            raise UsageError(f"--per-user is {self.per_user}", allowed="allowed: 1 or more")
+        if self.per_user is None and self.since_ms is None:
+            raise UsageError("no events were chosen", fix="give --per-user N, --since TIME or both")
+        if not is_field_name(self.label):
+            raise UsageError(f"--label {self.label!r} is not a name", allowed="allowed: a Python name, e.g. next")
+
+
+@dataclasses.dataclass
+class PseudoRequestCounts:
+    """Counts of a job that makes requests from events."""
+
+    requests: int = 0
+    candidates: int = 0
+    """Candidates of all requests, with the true ones."""
+    requests_short: int = 0
+    """Requests with fewer other candidates than asked for, because the pool had no more."""
+    candidates_missing: int = 0
+    """How many candidates these requests lack."""
+    events_repeated: int = 0
+    """Events left out because the user had an earlier event on the same item at the same time."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PseudoRequests:
+    """The result of a job: the snapshot, the rules and the counts."""
+
+    path: Path
+    config: PseudoRequestConfig
+    counts: PseudoRequestCounts
+
+
+def make_pseudo_requests(dataset: Dataset, config: PseudoRequestConfig, *, quiet: bool = False) -> PseudoRequests:
+    """Makes a new snapshot of `dataset` with requests made from events, and points `latest` at the new snapshot.
+
+    `dataset` must be the newest snapshot. Requests that it already has are replaced. If they were made by the same
+    rules, no snapshot is made. After an error or a kill, the old snapshot stays in use.
+    """
+    check_newest(dataset)
+    for action in config.actions:
+        check_action(dataset, action, f"--action {action}")
+    (events,) = [str(entry["sha256"]) for entry in dataset.manifest["files"] if entry["name"] == EVENTS]
+    rules = {**dataclasses.asdict(config), "actions": list(config.actions)}
+    stored = read_pseudo_requests(dataset.path)
+    if stored is not None and stored.config == config and _document(dataset.path)["events"] == events:
+        return stored
+
+    def fill(staging: Path) -> tuple[str, ...]:
+        with Progress("making requests", total=2 * dataset.num_events, unit="events", quiet=quiet) as progress:
+            pool = _Pool.of(dataset, config, progress)
+            layout, counts = _write_rows(dataset, config, pool, staging / REQUESTS, progress)
+        layout.write(staging)
+        content = {"version": VERSION, "rules": rules, "events": events, "counts": dataclasses.asdict(counts)}
+        write_json_atomic(staging / PSEUDO, content)
+        return written
+
+    written = (REQUESTS, PSEUDO, LAYOUT)
+    path = derive_snapshot(dataset, "pseudo_requests", rules, replaced=(*written, LABELS), fill=fill)
+    result = read_pseudo_requests(path)
+    assert result is not None
+    return result
+
+
+def read_pseudo_requests(snapshot: Path) -> PseudoRequests | None:
+    """Reads pseudo_requests.json of a snapshot folder. Returns None if the snapshot has no such requests."""
+    content = _document(snapshot)
+    if not content:
+        return None
+    rules = {**content["rules"], "actions": tuple(content["rules"]["actions"])}
+    return PseudoRequests(snapshot, PseudoRequestConfig(**rules), PseudoRequestCounts(**content["counts"]))
+
+
+def _document(snapshot: Path) -> dict[str, Any]:
+    path = snapshot / PSEUDO
+    fields = {
+        "version": int,
+        "rules": dict[str, Any],
+        "rules.actions": tuple[str, ...],
+        "events": str,
+        "counts": dict[str, int],
+    }
+    content = read_document(path, fields) if path.exists() else {}
+    if content.get("version", 0) > VERSION:
+        raise DataError(f"{path} has version {content['version']}", allowed=f"allowed: up to {VERSION}")
+    return content
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pool:
+    """Holds the items of the events of each hour, as places in `item_ids`, which is sorted.
+
+    The events of hours[h] are items[starts[h]:starts[h + 1]], sorted. Its distinct items are the same range of
+    `distinct_starts` in `distinct`, and `frequencies` says how many events they have. With the pool `all`, there is one
+    hour, which is 0.
+    """
+
+    item_ids: Ints
+    hours: Ints
+    starts: Ints
+    items: NDArray[np.int32]
+    distinct_starts: Ints
+    distinct: NDArray[np.int32]
+    frequencies: NDArray[np.int32]
+    hour_ms: int
+
+    @classmethod
+    def of(cls, dataset: Dataset, config: PseudoRequestConfig, progress: Progress) -> _Pool:
+        item_ids = numpy_column(dataset.read_items(["item_id"]), "item_id")
+        hour_ms = UNITS_MS["h"] if config.pool == "hour" else 1 << 62
+        parts = []
+        for events in dataset.event_chunks(["item_id", "time_ms", "action"]):
+            chosen = _has_action(events, config)
+            hours = numpy_column(events, "time_ms")[chosen] // hour_ms
+            parts.append(hours * len(item_ids) + find_ids(item_ids, numpy_column(events, "item_id")[chosen]))
+            progress.advance(events.num_rows)
+        keys = np.concatenate(parts)
+        del parts
+        keys.sort()
+        first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(keys)])
+        hours = np.unique(keys[first] // len(item_ids))
+        starts = np.append(np.searchsorted(keys, hours * len(item_ids)), len(keys))
+        return cls(
+            item_ids=item_ids,
+            hours=hours,
+            starts=starts.astype(np.int64),
+            items=(keys % len(item_ids)).astype(np.int32),
+            distinct_starts=np.searchsorted(first, starts).astype(np.int64),
+            distinct=(keys[first] % len(item_ids)).astype(np.int32),
+            frequencies=np.diff(np.append(first, len(keys))).astype(np.int32),
+            hour_ms=hour_ms,
+        )
+
+    def hours_of(self, times: Ints) -> Ints:
+        """Returns the index of the hour of each time. Each of these hours must have an event."""
+        return find_ids(self.hours, times // self.hour_ms)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chosen:
+    """Holds R chosen events of a bucket: `item` is a place in the pool's item_ids, `hour` an index of its hours."""
+
+    row: Ints
+    user: Ints
+    time: Ints
+    item: Ints
+    hour: Ints
+    user_number: Ints
+    """Number of the user within the bucket."""
+
+    def take(self, part: slice | Ints) -> _Chosen:
+        return _Chosen(*(getattr(self, field.name)[part] for field in dataclasses.fields(self)))
+
+
+class _Owned:
+    """Says which users of a bucket engaged with which items, at any time."""
+
+    def __init__(self, user_numbers: Ints, items: Ints, num_items: int) -> None:
+        self._num_items = num_items
+        self._keys = np.unique(user_numbers * num_items + items)
+
+    def holds(self, user_numbers: Ints, items: Ints) -> NDArray[np.bool_]:
+        return find_ids(self._keys, (user_numbers * self._num_items + items).ravel()).reshape(items.shape) >= 0
+
+
+def _numbers_of(users: Ints) -> Ints:
+    """Numbers the users of a bucket from 0, for each of its events."""
+    return np.cumsum(np.append(False, users[1:] != users[:-1]))[: len(users)]
+
+
+def _has_action(events: pa.Table, config: PseudoRequestConfig) -> NDArray[np.bool_]:
+    if not config.actions:
+        return np.ones(events.num_rows, dtype=bool)
+    actions = one_array(events["action"]).cast(pa.string())
+    return np.asarray(pc.is_in(actions, pa.array(config.actions)).to_numpy(zero_copy_only=False))
+
+
+def _choose(events: pa.Table, config: PseudoRequestConfig, pool: _Pool, counts: PseudoRequestCounts) -> _Chosen:
+    """Returns the events that become requests, in the order of the bucket."""
+    users, times = numpy_column(events, "user_id"), numpy_column(events, "time_ms")
+    items = find_ids(pool.item_ids, numpy_column(events, "item_id"))
+    chosen = _has_action(events, config)
+    if config.since_ms is not None:
+        chosen &= times >= config.since_ms
+    rows = np.flatnonzero(chosen)
+    order = rows[np.lexsort((rows, items[rows], times[rows], users[rows]))]
+    repeated = np.zeros(len(order), dtype=bool)
+    repeated[1:] = True
+    for column in (users, times, items):
+        repeated[1:] &= column[order[1:]] == column[order[:-1]]
+    counts.events_repeated += int(repeated.sum())
+    rows = np.sort(order[~repeated])
+    if config.per_user is not None:
+        ends = np.searchsorted(users[rows], users[rows], side="right")
+        rows = rows[ends - np.arange(len(rows)) <= config.per_user]
+    return _Chosen(rows, users[rows], times[rows], items[rows], pool.hours_of(times[rows]), _numbers_of(users)[rows])
+
+
+def _draw(config: PseudoRequestConfig, pool: _Pool, chosen: _Chosen, owned: _Owned) -> list[Ints]:
+    """Draws the other candidates of each request. Returns their places in the pool's item_ids, in the order drawn."""
+    counter = np.arange(_DRAWS_PER_CANDIDATE * config.candidates, dtype=np.int64)
+    user, time, item = (each[:, None] for each in (chosen.user, chosen.time, pool.item_ids[chosen.item]))
+    start, end = pool.starts[chosen.hour][:, None], pool.starts[chosen.hour + 1][:, None]
+    draws = uniform(config.seed, _STREAM_DRAW, user, time, item, counter)
+    drawn = pool.items[start + np.minimum((draws * (end - start)).astype(np.int64), end - start - 1)].astype(np.int64)
+    by_item = np.argsort(drawn, axis=1, kind="stable")
+    in_order = np.take_along_axis(drawn, by_item, axis=1)
+    is_first = np.ones(drawn.shape, dtype=bool)
+    is_first[:, 1:] = in_order[:, 1:] != in_order[:, :-1]
+    accepted = np.zeros(drawn.shape, dtype=bool)
+    np.put_along_axis(accepted, by_item, is_first, axis=1)
+    accepted &= ~owned.holds(chosen.user_number[:, None], drawn)
+    accepted &= np.cumsum(accepted, axis=1) <= config.candidates
+    found = [drawn[row][mask] for row, mask in enumerate(accepted)]
+    for row in np.flatnonzero(accepted.sum(axis=1) < config.candidates).tolist():
+        more = _rest(config, pool, chosen.take(slice(row, row + 1)), owned, found[row])
+        found[row] = np.concatenate([found[row], more])
+    return found
+
+
+def _rest(config: PseudoRequestConfig, pool: _Pool, request: _Chosen, owned: _Owned, found: Ints) -> Ints:
+    """Draws the remaining candidates of one request, among the items of the pool that are left.
+
+    An item gets an exponential random time with the rate of its frequency, and the earliest items win. This has the
+    same distribution as further draws from the pool in which found items are rejected.
+    """
+    hour = int(request.hour[0])
+    part = slice(int(pool.distinct_starts[hour]), int(pool.distinct_starts[hour + 1]))
+    items, frequencies = pool.distinct[part].astype(np.int64), pool.frequencies[part]
+    free = ~owned.holds(request.user_number, items) & ~np.isin(items, found)
+    items, frequencies = items[free], frequencies[free]
+    true = int(pool.item_ids[request.item[0]])
+    key = (int(request.user[0]), int(request.time[0]), true, pool.item_ids[items])
+    waits = -np.log1p(-uniform(config.seed, _STREAM_REST, *key)) / frequencies if len(items) else items
+    return items[np.argsort(waits, kind="stable")[: config.candidates - len(found)]]
+
+
+def _write_rows(
+    dataset: Dataset, config: PseudoRequestConfig, pool: _Pool, path: Path, progress: Progress
+) -> tuple[Layout, PseudoRequestCounts]:
+    """Writes requests.parquet bucket by bucket. A bucket with requests is one row group."""
+    reach(f"{REQUESTS}:before-write")
+    stored = pq.read_schema(dataset.events_path)
+    names = ["user_id", "item_id", "time_ms", "received_ms", "action", "surface"]
+    has_request = "request" in stored.names
+    schema = requests_schema([Label(config.label, 0)], stored.field("request").type if has_request else pa.int64())
+    counts, num_rows, num_events = PseudoRequestCounts(), [], 0
+    with pq.ParquetWriter(path, schema) as writer:
+        for events in dataset.event_chunks([*names, "request"] if has_request else names):
+            if not has_request:
+                numbers = np.arange(num_events, num_events + events.num_rows)
+                events = events.append_column("request", pa.array(numbers))
+            chosen = _choose(events, config, pool, counts)
+            table, num_others = _requests_of(config, pool, events, chosen, schema)
+            if table.num_rows:
+                writer.write_table(table, row_group_size=table.num_rows)
+            num_rows.append(table.num_rows)
+            num_events += events.num_rows
+            counts.requests += table.num_rows
+            counts.candidates += table.num_rows + int(num_others.sum())
+            counts.requests_short += int((num_others < config.candidates).sum())
+            counts.candidates_missing += int((config.candidates - num_others).sum())
+            reach(f"{REQUESTS}:after-group")
+            progress.advance(events.num_rows)
+    reach(f"{REQUESTS}:after-write")
+    if not counts.requests:
+        raise DataError(f"no event of {dataset.path} became a request", fix="give an earlier --since, or leave it out")
+    offsets = np.concatenate([[0], np.cumsum(num_rows)]).astype(np.int64)
+    layout = dataset.layout
+    return Layout(layout.first_users, {**layout.offsets, "requests": offsets}), counts
+
+
+def _requests_of(
+    config: PseudoRequestConfig, pool: _Pool, events: pa.Table, chosen: _Chosen, schema: pa.Schema
+) -> tuple[pa.Table, Ints]:
+    """Returns the requests of one bucket, sorted by user, time and row of the event, and their numbers of others."""
+    places = find_ids(pool.item_ids, numpy_column(events, "item_id"))
+    owned = _Owned(_numbers_of(numpy_column(events, "user_id")), places, len(pool.item_ids))
+    request_ms = np.minimum(chosen.time, numpy_column(events, "received_ms")[chosen.row])
+    by_time = np.lexsort((chosen.row, request_ms, chosen.user))
+    chosen, request_ms = chosen.take(by_time), request_ms[by_time]
+    step = max(1, DRAWS_AT_ONCE // (_DRAWS_PER_CANDIDATE * config.candidates))
+    parts = [slice(first, first + step) for first in range(0, len(chosen.row), step)]
+    drawn = [found for part in parts for found in _draw(config, pool, chosen.take(part), owned)]
+    num_others = np.array([len(found) for found in drawn], dtype=np.int64)
+    # First all true items, then all others; the keyed order brings the candidates of a request together.
+    request_of = np.concatenate([np.arange(len(drawn)), np.repeat(np.arange(len(drawn)), num_others)])
+    items = pool.item_ids[np.concatenate([chosen.item, *drawn])]
+    is_true = np.arange(len(items)) < len(drawn)
+    user, time, true = (each[request_of] for each in (chosen.user, chosen.time, pool.item_ids[chosen.item]))
+    keys = bits(config.seed, _STREAM_ORDER, user, time, true, items) if len(items) else items
+    order = np.lexsort((items, keys, request_of))
+    offsets = pa.array(offsets_of(num_others + 1).astype(np.int32))
+    rows = pa.array(chosen.row)
+    lists = {
+        "item_id": pa.array(items[order]),
+        "position": pa.nulls(len(items), pa.int32()),
+        "weight": pa.array(np.ones(len(items), dtype=np.float32)),
+        Label(config.label, 0).column: pa.array(is_true[order].astype(np.int8)),
+    }
+    columns = {
+        "request": one_array(events["request"]).take(rows),
+        "user_id": pa.array(chosen.user),
+        "time_ms": pa.array(request_ms),
+        "surface": encode(events["surface"]).take(rows).cast(NAMES),
+        **{name: pa.ListArray.from_arrays(offsets, values) for name, values in lists.items()},
+    }
+    return pa.table([columns[name] for name in schema.names], schema=schema), num_others
