@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
+    import torch
+
     from tackboard.checkpoint.store import Checkpoint
     from tackboard.data.request_loader import RequestSource
     from tackboard.data.source import SequenceSource
@@ -140,11 +142,8 @@ def evaluate_run(
     from tackboard.features.standard import check_reads, features_for_model
     from tackboard.models.stored_parameters import restore_model
     from tackboard.train.config import config_from_json
-    from tackboard.train.trainer import choose_device
 
-    if device != "auto" and not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-        raise UsageError(f"--device {device} is no device", allowed="allowed: auto, cpu, cuda")
-    place = choose_device(device, "--device", "--device ")
+    place = device_named(device)
     torch.set_num_threads(usable_cores())
     checkpoint = load_trained(find_checkpoint(run) if isinstance(run, Path) else run)
     trained_on = checkpoint.state["lineage"]
@@ -182,6 +181,16 @@ def evaluate_run(
     for name in (f"step-{step:08d}.json", "metrics.json"):
         write_json_atomic(folder / name, result)
     return result
+
+
+def device_named(device: str) -> torch.device:
+    """Returns the device that the option --device names."""
+    from tackboard.core.errors import UsageError
+    from tackboard.train.trainer import choose_device
+
+    if device != "auto" and not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise UsageError(f"--device {device} is no device", allowed="allowed: auto, cpu, cuda")
+    return choose_device(device, "--device", "--device ")
 
 
 def warn_of_unseen(source: SequenceSource) -> None:
