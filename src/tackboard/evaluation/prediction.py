@@ -1,8 +1,8 @@
 """Scores every candidate of a dataset's labelled requests with a bundle, and writes the scores as Parquet.
 
-    <out>/inputs.json            the bundle, the snapshot, the code and the device that the scores are made with
-          part-00000.parquet …   one row per candidate, one file per bucket of the dataset that has requests
-          MANIFEST.json          the size and SHA-256 of every file, written last
+    <out>/inputs.json                   the bundle, the snapshot, the code and the device that the scores are made with
+          scores/part-00000.parquet …   one row per candidate, one file per bucket of the dataset that has requests
+          MANIFEST.json                 the size and SHA-256 of every file, written last
 
 The rows have the order and the ids of requests.parquet. Histories and features are those of evaluation: the events
 received strictly before the request. A part appears under its name only when it is complete. So a killed job goes on
@@ -43,6 +43,8 @@ from tackboard.scoring.scorer import Scorer
 
 KIND = "predictions"
 INPUTS = "inputs.json"
+SCORES = "scores"
+"""Folder of the Parquet files. It holds nothing else, because readers of a folder expect only Parquet files in it."""
 VERSION = 1
 TOKENS_AT_ONCE = 65_536
 """About this number of tokens (events of histories, and candidates) is scored at once; one request may have more."""
@@ -96,9 +98,10 @@ def predict(
         started = time.perf_counter()
         num_parts, num_new = (0, 0) if is_done else _write_parts(source, scorer, out, quiet=quiet)
         if not is_done:
-            parts = sorted(out.glob("part-*.parquet"))
+            parts = sorted((out / SCORES).glob("*.parquet"))
             counts = {"num_requests": _num_requests(source), "num_candidates": sum(map(_num_rows, parts))}
-            write_manifest(out, KIND, {"inputs": inputs} | counts, meant=[INPUTS, *(part.name for part in parts)])
+            names = [f"{SCORES}/{part.name}" for part in parts]
+            write_manifest(out, KIND, {"inputs": inputs} | counts, meant=[INPUTS, *names])
     manifest = read_manifest(out)
     parts = [entry for entry in manifest["files"] if entry["name"] != INPUTS]
     return {
@@ -136,13 +139,12 @@ def _begin(out: Path, inputs: dict[str, Any]) -> bool:
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file", allowed="allowed: a folder", fix="choose another --out")
     out.mkdir(exist_ok=True)
-    remove_leftovers(out)
+    remove_leftovers(out, INPUTS)
     path = out / INPUTS
     if not path.exists():
         if any(out.iterdir()):
             raise UsageError(f"--out {out} is not empty and holds no predictions", fix="choose another --out")
         write_json_atomic(path, inputs)
-        return False
     stored = read_document(path, {"version": int, **FIELDS})
     for name, value in inputs.items():
         if stored[name] != value:
@@ -153,10 +155,13 @@ def _begin(out: Path, inputs: dict[str, Any]) -> bool:
                 allowed="allowed: an empty folder, or predictions with the same bundle, snapshot, code and device",
                 fix="choose another --out",
             )
-    if not (out / MANIFEST).exists():
-        return False
-    verify_manifest(out, KIND)
-    return True
+    if (out / MANIFEST).exists():
+        verify_manifest(out, KIND)
+        return True
+    (out / SCORES).mkdir(exist_ok=True)
+    for folder in (out, out / SCORES):
+        remove_leftovers(folder)
+    return False
 
 
 def _write_parts(source: RequestSource, scorer: Scorer, out: Path, *, quiet: bool) -> tuple[int, int]:
@@ -175,7 +180,7 @@ def _write_parts(source: RequestSource, scorer: Scorer, out: Path, *, quiet: boo
 
         for bucket in range(source.num_buckets):
             first, last = source.dataset.layout.rows_of("requests", bucket)
-            part = out / f"part-{bucket:05}.parquet"
+            part = out / SCORES / f"part-{bucket:05}.parquet"
             if first == last:
                 continue
             if part.exists():
