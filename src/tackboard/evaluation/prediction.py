@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from tackboard.batch import RequestBatch
-from tackboard.core.documents import read_document
+from tackboard.core.documents import blaming, read_document
 from tackboard.core.errors import DataError, TackboardError, UsageError
 from tackboard.core.files import LOCK_SUFFIX, remove_leftovers, sha256_file, write_bytes_atomic, write_json_atomic
 from tackboard.core.locks import try_lock
@@ -104,17 +104,19 @@ def predict(
             write_manifest(out, KIND, {"inputs": inputs} | counts, meant=[INPUTS, *names])
     manifest = read_manifest(out)
     parts = [entry for entry in manifest["files"] if entry["name"] != INPUTS]
+    with blaming(out / MANIFEST):
+        counts = {name: int(manifest[name]) for name in ("num_requests", "num_candidates")}
+    seconds = time.perf_counter() - started
     return {
         "out": str(out),
-        "bundle": f"{scorer.signature.name} version {scorer.signature.version}",
+        "bundle": inputs["bundle"],
         "snapshot": source.snapshot,
-        "num_requests": manifest["num_requests"],
-        "num_candidates": manifest["num_candidates"],
+        **counts,
         "num_parts": len(parts),
         "num_parts_kept": len(parts) - num_parts,
         "was_finished": is_done,
-        "seconds": round(time.perf_counter() - started, 3),
-        "rows_per_s": round(num_new / max(time.perf_counter() - started, 1e-9), 1),
+        "seconds": round(seconds, 3),
+        "rows_per_s": round(num_new / seconds, 1),
     }
 
 
