@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import pytest
+import torch
 
 from tackboard.train.config import RunConfig
 
@@ -35,6 +37,20 @@ def test_a_job_says_what_it_wrote_and_then_that_it_is_finished(
     assert "was finished before" in finished.out
     result = tackboard(*asked, "--json").json()
     assert (result["num_candidates"], result["num_parts"], result["was_finished"]) == (num_rows, len(parts), True)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: run on a machine with one")
+def test_a_gpu_scores_as_the_cpu(tackboard: Program, labelled_dataset: Path, tiny_bundle: Path, tmp_path: Path) -> None:
+    scores = {}
+    for device in ("cpu", "cuda"):
+        asked = ["predict", labelled_dataset, "--bundle", tiny_bundle, "--out", tmp_path / device]
+        answer = tackboard(*asked, "--device", device)
+        assert answer.code == 0, answer.err
+        scores[device] = pq.read_table(tmp_path / device / "scores")["score"].to_pylist()
+    assert scores["cuda"] == pytest.approx(scores["cpu"], rel=1e-3, abs=1e-4)
+    refused = tackboard("predict", labelled_dataset, "--bundle", tiny_bundle, "--out", tmp_path / "cpu")
+    assert refused.code == 2 and "holds predictions with another device (cpu)" in refused.err
 
 
 def test_mistakes_are_told_in_three_lines(
