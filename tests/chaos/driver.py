@@ -43,6 +43,7 @@ PRELOADED = (
     "pyarrow.parquet",
     "tackboard.train.trainer",
     "tackboard.recipes.registry",
+    "tackboard.evaluation.prediction",
     "tackboard.features.backfill",
     "tackboard.data.request_layout",
     "tackboard.events.importer",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 import pytest
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def own(labelled: Path, tackboard: Callable[..., Answer]) -> Path:
         "training.steps=6",
         "training.validate_every=2",
         "data.tokens_per_step=512",
+        "evaluation.item_time=birth_ms",
     ]
     options = [word for setting in settings for word in ("--set", setting)]
     trained = tackboard("train", f"{EXAMPLE}:recipe", "--runs", "own-runs", *options, "--json", cwd=labelled)
@@ -94,6 +96,17 @@ def test_it_is_judged_on_requests_of_held_out_users(own: Path, tackboard: Callab
     shown = tackboard("evaluate", "own-runs/latest", "--max-users", "2", cwd=own)
     assert "of 2 users" in shown.out
     assert "click, item mean" in shown.out and "auc_within_users" in shown.out
+    assert all(0 <= row["hit@3"] <= 1 and row["ne"] > 0 and row["calibration"] > 0 for row in result["rows"])
+    lines = shown.out.splitlines()
+    ages = lines[lines.index("HIT@3 by item age (birth_ms)") :]
+    assert ages[1].split("  ")[-1].strip() == "unknown" and "under 7 days" in ages[1]
+    assert [line[:17].rstrip() for line in ages[2:]] == ["click, item mean", "click, model", "click, requests"]
+    assert ages[-1].split()[-1] == "0" and ages[-2].split()[-1] == "-", "no item of the world is without a birth"
+    assert {row["age"] for row in result["ages"]} == {"under 7 days", "7 to 28 days", "28 days or more", "unknown"}
+    without = tackboard("evaluate", "own-runs/latest", "--item-time", "", "--json", cwd=own)
+    assert json.loads(without.out)["ages"] == [] and json.loads(without.out)["rows"] == result["rows"]
+    wrong = tackboard("evaluate", "own-runs/latest", "--item-time", "birth", cwd=own)
+    assert wrong.code == 2 and "birth_ms" in wrong.err and len(wrong.err.splitlines()) <= 3, wrong.err
     refused = tackboard("evaluate", "own-runs/latest", "--filter-seen", cwd=own)
     assert refused.code == 2 and "do not apply to a ranker" in refused.err and len(refused.err.splitlines()) <= 3
     elsewhere = tackboard("evaluate", "own-runs/latest", "--dataset", "datasets/tiny", "--json", cwd=own)
@@ -113,6 +126,30 @@ def test_the_server_gives_the_offline_scores(own: Path, url: str, tackboard: Cal
     assert set(served) == set(REQUEST["candidates"])
     assert len(set(served.values())) > 30
     assert max(abs(served[item] - expected[item]) for item in expected) <= 1e-5 * max(map(abs, expected.values()))
+
+
+def test_predictions_are_the_scores_of_the_server(own: Path, url: str, tackboard: Callable[..., Answer]) -> None:
+    asked = ["predict", "datasets/tiny", "--bundle", "own-bundle", "--out", "predicted"]
+    refused = tackboard(*asked, cwd=own)
+    assert refused.code != 0 and "--code" in refused.err and not (own / "predicted").exists()
+    written = tackboard(*asked, "--code", str(EXAMPLE), "--json", cwd=own)
+    assert written.code == 0, written.err
+    rows = pq.read_table(own / "predicted" / "scores").to_pylist()
+    assert len(rows) == json.loads(written.out)["num_candidates"]
+    events = pq.read_table(own / "datasets" / "tiny" / "latest" / "events.parquet").to_pylist()
+    last = max(rows, key=lambda row: int(row["time_ms"]))
+    seen = [e for e in events if e["user_id"] == last["user_id"] and e["received_ms"] < last["time_ms"]]
+    mine = [row for row in rows if row["request"] == last["request"]]
+    names = {"item": "item_id", "action": "action", "surface": "surface", "time_ms": "time_ms"}
+    request = {
+        "history": [{name: event[column] for name, column in names.items()} for event in seen],
+        "candidates": [row["item_id"] for row in mine],
+        "request_time_ms": last["time_ms"],
+    }
+    (own / "last.json").write_text(json.dumps(request))
+    served = scores_of(tackboard("score", "last.json", "--url", url, "--json", cwd=own))
+    assert seen and len(mine) > 1
+    assert {row["item_id"]: row["score"] for row in mine} == pytest.approx(served, rel=1e-4, abs=1e-5)
 
 
 def test_ours_begins_as_pretrained_and_goes_the_same_way(

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
+    import torch
+
     from tackboard.checkpoint.store import Checkpoint
     from tackboard.data.request_loader import RequestSource
     from tackboard.data.source import SequenceSource
@@ -26,6 +28,9 @@ def evaluate(
     filter_seen: bool | None = typer.Option(
         None, "--filter-seen/--keep-seen", help="Take items of the history out of the ranking; default: the recipe's."
     ),
+    item_time: str | None = typer.Option(
+        None, "--item-time", help="Show a ranker's HIT@3 by item age, from this time of items; default: the recipe's."
+    ),
     max_users: int | None = typer.Option(None, "--max-users", min=1, help="Evaluate at most this many users."),
     code: Path | None = typer.Option(
         None, help="Run this Python file, which holds a model of your own. Needed for somebody else's run."
@@ -37,12 +42,14 @@ def evaluate(
 
     A retrieval model gets HR@k and NDCG@k over the whole catalogue, and is compared with popularity, item-to-item and,
     on a synthetic world, the oracle. On a stream (events made while training reads them), a fixed sample of items takes
-    the place of the catalogue, and the log-loss of a softmax over the sample is measured too. A ranker gets AUC and
-    log-loss on requests of held-out users, and is compared with each item's mean label in training.
+    the place of the catalogue, and the log-loss of a softmax over the sample is measured too. A ranker gets AUC,
+    log-loss, normalised entropy, calibration and HIT@3 for each label on requests of held-out users, and is compared
+    with each item's mean label in training.
     """
     from tackboard.evaluation.ranking import better_baseline
 
     options: dict[str, Any] = {"filter_seen": filter_seen, "max_users": max_users, "device": device}
+    options["item_time"] = item_time
     result = evaluate_run(run, dataset=dataset, code_file=code, **options)
     if json_output:
         typer.echo(json.dumps(result))
@@ -75,6 +82,23 @@ def _print_requests(result: dict[str, Any]) -> None:
     for mean, model in zip(result["rows"][::2], result["rows"][1::2], strict=True):
         if mean["auc"] >= model["auc"]:
             typer.echo(f"each item's mean label is better than the model here (AUC of {model['label']})")
+    if result["ages"]:
+        _print_ages(result, width)
+
+
+def _print_ages(result: dict[str, Any], width: int) -> None:
+    """Prints HIT@3 by item age: a line for each label and row, and a line with the number of requests of the label."""
+    names = list(dict.fromkeys(row["age"] for row in result["ages"]))
+    typer.echo(f"\nHIT@3 by item age ({result['item_time']})")
+    typer.echo(" " * width + "".join(f"{name:>18}" for name in names))
+    lines: dict[str, list[str]] = {}
+    for row in result["ages"]:
+        share = "-" if row["hit@3"] is None else f"{row['hit@3']:.4f}"
+        lines.setdefault(f"{row['label']}, {row['name']}", []).append(share)
+        if row["name"] == "model":
+            lines.setdefault(f"{row['label']}, requests", []).append(f"{row['num_requests']:,}")
+    for title, values in lines.items():
+        typer.echo(title.ljust(width) + "".join(f"{value:>18}" for value in values))
 
 
 def _gap_sentence(closed: float, metric: str = "HR@10") -> str:
@@ -90,6 +114,7 @@ def evaluate_run(
     dataset: Path | None = None,
     verified: Dataset | None = None,
     filter_seen: bool | None = None,
+    item_time: str | None = None,
     max_users: int | None = None,
     code_file: Path | None = None,
     device: str = "cpu",
@@ -99,7 +124,8 @@ def evaluate_run(
 
     metrics.json holds the metrics of the last evaluation. If `run` is a `Checkpoint`, it is not verified again. If the
     caller has already opened the snapshot that the run was trained on, `verified` is this snapshot, and it is not
-    verified again. `code_file` is the file of a user's own model, if the user named it.
+    verified again. `filter_seen` and `item_time` replace settings of the run's config. `code_file` is the file of a
+    user's own model, if the user named it.
     """
     import torch
 
@@ -109,7 +135,6 @@ def evaluate_run(
     from tackboard.core.errors import UsageError
     from tackboard.core.files import write_json_atomic
     from tackboard.core.machine import usable_cores
-    from tackboard.core.progress import say
     from tackboard.core.vocabulary import Vocabulary
     from tackboard.data.request_loader import RequestConfig, RequestSource
     from tackboard.data.stream import StreamConfig, StreamSource
@@ -118,11 +143,8 @@ def evaluate_run(
     from tackboard.features.standard import check_reads, features_for_model
     from tackboard.models.stored_parameters import restore_model
     from tackboard.train.config import config_from_json
-    from tackboard.train.trainer import choose_device
 
-    if device != "auto" and not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-        raise UsageError(f"--device {device} is no device", allowed="allowed: auto, cpu, cuda")
-    place = choose_device(device, "--device", "--device ")
+    place = device_named(device)
     torch.set_num_threads(usable_cores())
     checkpoint = load_trained(find_checkpoint(run) if isinstance(run, Path) else run)
     trained_on = checkpoint.state["lineage"]
@@ -137,20 +159,18 @@ def evaluate_run(
         if isinstance(config.data, RequestConfig):
             reason = "to a ranker, which scores the candidates of each request"
         raise UsageError(f"--filter-seen and --keep-seen do not apply {reason}", fix="leave the option out")
+    if item_time is not None and not isinstance(config.data, RequestConfig):
+        raise UsageError("--item-time applies only to a ranker", fix="leave the option out")
     model = restore_model(config.model, vocabulary, stored_parameters(checkpoint), checkpoint.path / STATE, place)
     data = config.data.at(trained_on)
     source = data.open(lambda _vocabulary: features, dataset=dataset or verified, vocabulary=vocabulary)
-    for name, present, known in (
-        ("action", source.dataset.actions, vocabulary.actions),
-        ("surface", source.dataset.surfaces, vocabulary.surfaces),
-    ):
-        if f"history.{name}" in features.reads() and (unseen := sorted(set(present) - set(known))):
-            say(f"warning: {name}s that training never saw count as unknown: {', '.join(unseen)[:120]}")
+    warn_of_unseen(source)
     if isinstance(source, RequestSource):
         trained = source
         if dataset is not None:
             trained = data.open(lambda _: features, vocabulary=vocabulary)
-        result = _judge_requests(model, config, source, trained, max_users=max_users, quiet=quiet)
+        item_time = config.evaluation.item_time if item_time is None else item_time
+        result = _judge_requests(model, config, source, trained, item_time=item_time, max_users=max_users, quiet=quiet)
     elif isinstance(source, StreamSource):
         result = _judge_stream(model, config, source, max_users=max_users, quiet=quiet)
     else:
@@ -162,6 +182,28 @@ def evaluate_run(
     for name in (f"step-{step:08d}.json", "metrics.json"):
         write_json_atomic(folder / name, result)
     return result
+
+
+def device_named(device: str) -> torch.device:
+    """Returns the device that the option --device names."""
+    from tackboard.core.errors import UsageError
+    from tackboard.train.trainer import choose_device
+
+    if device != "auto" and not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise UsageError(f"--device {device} is no device", allowed="allowed: auto, cpu, cuda")
+    return choose_device(device, "--device", "--device ")
+
+
+def warn_of_unseen(source: SequenceSource) -> None:
+    """Prints a warning if the dataset has actions or surfaces that the model reads and that training never saw."""
+    from tackboard.core.progress import say
+
+    for name, present, known in (
+        ("action", source.dataset.actions, source.vocabulary.actions),
+        ("surface", source.dataset.surfaces, source.vocabulary.surfaces),
+    ):
+        if f"history.{name}" in source.features.reads() and (unseen := sorted(set(present) - set(known))):
+            say(f"warning: {name}s that training never saw count as unknown: {', '.join(unseen)[:120]}")
 
 
 def _judge_rankings(
@@ -233,6 +275,7 @@ def _judge_requests(
     source: RequestSource,
     trained: RequestSource,
     *,
+    item_time: str,
     max_users: int | None,
     quiet: bool,
 ) -> dict[str, Any]:
@@ -252,4 +295,4 @@ def _judge_requests(
     if is_other:
         data = dataclasses.replace(data, validation_share=0.0, test_share=1.0, judged_on="")
     steps = data.steps(source, config.model.tables, config.seed, part="test")
-    return evaluate_requests(model, steps, training, max_users=max_users, quiet=quiet)
+    return evaluate_requests(model, steps, training, item_time=item_time, max_users=max_users, quiet=quiet)

@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from tackboard.cli import bench, data, demo, evaluate, export, features, init, inspect, sequences, serve, train
+from tackboard.cli import bench, data, demo, evaluate, export, features, init, inspect, predict, sequences, serve, train
 from tackboard.core.errors import EXIT_BUG, Preempted, TackboardError, UsageError, line_of_user_code, one_line
 from tackboard.core.files import storage_error
 from tackboard.core.machine import set_thread_environment
@@ -34,6 +34,7 @@ app.add_typer(features.app, name="features")
 app.add_typer(sequences.app, name="sequences")
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
+app.command("predict")(predict.predict)
 app.command("export")(export.export)
 app.command("serve")(serve.serve)
 app.command("score")(serve.score)

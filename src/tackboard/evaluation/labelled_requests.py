@@ -1,44 +1,78 @@
-"""Evaluates a model on labelled requests of held-out users, by AUC and log-loss, and compares it with a baseline.
+"""Evaluates a model on labelled requests of held-out users, label by label, and compares it with a baseline.
 
-Every candidate with a known label in a request of a held-out user is an example; the model's score is read as the log
-odds of the label. `auc` compares examples of all users; `auc_within_users` compares only examples of the same user,
-which is closer to ranking. The baseline is the mean label of the item in training. For a rare item, this mean is pulled
-towards the mean of all items.
+Every candidate with a known label in a request of a held-out user is an example. A score is read as the log odds of the
+label. If the model has a head for the label (`scores_by_action`), the head's scores are judged, otherwise the model's
+`scores`. `auc` compares examples of all users; `auc_within_users` compares only examples of the same user, which is
+closer to ranking; `hit@3` ranks the candidates of each request. The baseline is the mean label of the item in training.
+For a rare item, this mean is pulled towards the mean of all items. If negatives were drawn, a candidate counts as often
+as its weight says, as in training. Only `hit@3` ranks the candidates that there are.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tackboard.batch import RequestBatch
 from tackboard.core.errors import DataError
 from tackboard.core.progress import Progress
 from tackboard.data.prefetch import on_device
 from tackboard.data.request_loader import RequestSteps
-from tackboard.metrics.binary import auc, auc_of_users, log_losses, logit
+from tackboard.evaluation.item_age import AGES, age_slices
+from tackboard.metrics.binary import ProbabilityMetrics, auc, auc_of_users, logit
+from tackboard.metrics.hits import RequestHits
 
 METRICS = ("auc", "auc_within_users", "log_loss")
+"""The metrics of `metrics_of`; `all_metrics_of` adds those of `MORE_METRICS`."""
+MORE_METRICS = ("ne", "calibration", "hit@3")
+TOP = 3
+"""The k of HIT@k."""
 DAMPING = 10.0
 """Each item's mean includes this many additional examples, whose label is the mean of all items."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ScoredCandidates:
-    """Scores of candidates [E], with their users, items and labels. A label is 1, 0, or -1 if it is not known."""
+    """Scores of candidates [E], with their users, items and labels. A label is 1, 0, or -1 if it is not known.
+
+    `heads` holds the scores of each action for which the model has a head; `scores` are for all other labels. If every
+    label has a head, `scores` are NaN. `requests` numbers the requests; `weights` are 1 if they are None.
+    """
 
     scores: NDArray[np.float64]
     users: NDArray[np.int64]
     items: NDArray[np.int64]
     labels: dict[str, NDArray[np.int8]]
+    heads: dict[str, NDArray[np.float64]] = dataclasses.field(default_factory=dict)
+    weights: NDArray[np.float64] | None = None
+    requests: NDArray[np.int64] | None = None
+    request_ms: NDArray[np.int64] | None = None
 
     def take(self, chosen: NDArray[np.bool_]) -> ScoredCandidates:
         """Returns the candidates whose entry in `chosen` is True."""
-        labels = {name: values[chosen] for name, values in self.labels.items()}
-        return ScoredCandidates(self.scores[chosen], self.users[chosen], self.items[chosen], labels)
+
+        def taken(values: Any) -> Any:
+            if isinstance(values, dict):
+                return {name: array[chosen] for name, array in values.items()}
+            return None if values is None else values[chosen]
+
+        return ScoredCandidates(**{field.name: taken(getattr(self, field.name)) for field in dataclasses.fields(self)})
+
+    def judged(self, label: str) -> ScoredCandidates:
+        """Returns the candidates whose `label` is known, with the scores that are judged by it."""
+        chosen = self.take(self.labels[label] >= 0)
+        return dataclasses.replace(chosen, scores=chosen.heads.get(label, chosen.scores))
+
+
+def scores_by_action(model: Any, batch: RequestBatch) -> Mapping[str, torch.Tensor]:
+    """Returns the scores [C] of each action for which the model has a head; empty if the model has no such heads."""
+    method = getattr(model, "scores_by_action", None)
+    return method(batch) if callable(method) else {}
 
 
 @torch.no_grad()
@@ -46,30 +80,60 @@ def answer(model: Any, steps: RequestSteps, *, max_users: int | None = None, qui
     """Scores the candidates of all requests of `steps`, or of the requests of at most `max_users` users."""
     model.eval()
     device = next(model.parameters()).device
-    parts: list[list[NDArray[Any]]] = []
-    labels: dict[str, list[NDArray[np.int8]]] = {name: [] for name in steps.source.labels}
-    numbers, met = range(steps.plan.first_step(1)), np.zeros(0, dtype=np.int64)
+    parts: list[ScoredCandidates] = []
+    numbers, met, num_requests = range(steps.plan.first_step(1)), np.zeros(0, dtype=np.int64), 0
     with Progress("scoring requests", total=len(numbers), unit="steps", quiet=quiet) as progress:
         for _, batch in on_device(steps.iterate(numbers), device):
-            scores = model.scores(batch).double().cpu().numpy()
-            users = batch.expand(batch.histories.users).cpu().numpy()
-            parts.append([scores, users, batch.histories.item_ids[batch.candidates].cpu().numpy()])
-            for name, found in labels.items():
-                label = torch.where(batch.known[name], batch.labels[name], -1.0)
-                found.append(label.cpu().numpy().astype(np.int8))
+            heads = {name: _numbers(head.double()) for name, head in scores_by_action(model, batch).items()}
+            has_others = any(name not in heads for name in steps.source.labels)
+            unknown = torch.full((batch.num_candidates,), torch.nan)
+            users = _numbers(batch.expand(batch.histories.users))
+            labels = {name: torch.where(batch.known[name], batch.labels[name], -1.0) for name in steps.source.labels}
+            parts.append(
+                ScoredCandidates(
+                    scores=_numbers((model.scores(batch) if has_others else unknown).double()),
+                    users=users,
+                    items=_numbers(batch.histories.item_ids[batch.candidates]),
+                    labels={name: _numbers(label).astype(np.int8) for name, label in labels.items()},
+                    heads=heads,
+                    weights=_numbers(batch.weights.double()),
+                    requests=num_requests + _numbers(batch.request_of),
+                    request_ms=_numbers(batch.expand(batch.request_ms)),
+                )
+            )
+            num_requests += batch.num_requests
             progress.advance(1)
             if max_users is not None:
                 met = np.union1d(met, users)
                 if len(met) >= max_users:
                     break
-    scores, users, items = (np.concatenate(part) for part in zip(*parts, strict=True))
-    answers = ScoredCandidates(scores, users, items, {name: np.concatenate(found) for name, found in labels.items()})
-    return answers if max_users is None else answers.take(np.isin(users, met[:max_users]))
+    answers = _joined(parts)
+    return answers if max_users is None else answers.take(np.isin(answers.users, met[:max_users]))
+
+
+def _numbers(values: torch.Tensor) -> NDArray[Any]:
+    return values.cpu().numpy()
+
+
+def _joined(parts: list[ScoredCandidates]) -> ScoredCandidates:
+    def join(name: str) -> Any:
+        values = [getattr(part, name) for part in parts]
+        if isinstance(values[0], dict):
+            return {key: np.concatenate([value[key] for value in values]) for key in values[0]}
+        return np.concatenate(values)
+
+    return ScoredCandidates(**{field.name: join(field.name) for field in dataclasses.fields(ScoredCandidates)})
 
 
 def metrics_of(answers: ScoredCandidates, label: str) -> dict[str, float]:
-    """Returns the metrics of scores for one label. Raises DataError unless the known labels include both 0 and 1."""
-    chosen = answers.take(answers.labels[label] >= 0)
+    """Returns `METRICS` of scores for one label. Raises DataError unless the known labels include both 0 and 1."""
+    return {name: all_metrics_of(answers, label, ranked=False)[name] for name in METRICS}
+
+
+def all_metrics_of(answers: ScoredCandidates, label: str, *, ranked: bool = True) -> dict[str, float]:
+    """Returns `METRICS` and `MORE_METRICS` of scores for one label, like `metrics_of`. If `ranked` is False, `hit@3` is
+    left out, and `answers` need no requests."""
+    chosen = answers.judged(label)
     truth = chosen.labels[label] == 1
     if not len(truth) or truth.all() or not truth.any():
         raise DataError(
@@ -78,55 +142,105 @@ def metrics_of(answers: ScoredCandidates, label: str) -> dict[str, float]:
             fix="hold out more users: data.test_share",
         )
     _, users = np.unique(chosen.users, return_inverse=True)
-    within = auc_of_users(chosen.scores, truth, users.astype(np.int64))
-    values = (
-        auc(chosen.scores, truth),
-        float(np.nanmean(within)) if not np.isnan(within).all() else float("nan"),
-        float(log_losses(chosen.scores, truth).mean()),
-    )
-    return {name: round(float(value), 6) for name, value in zip(METRICS, values, strict=True)}
+    within = auc_of_users(chosen.scores, truth, users.astype(np.int64), chosen.weights)
+    probabilities = ProbabilityMetrics()
+    probabilities.update(chosen.scores, truth, chosen.weights)
+    values = {
+        "auc": auc(chosen.scores, truth, chosen.weights),
+        "auc_within_users": float(np.nanmean(within)) if not np.isnan(within).all() else float("nan"),
+        **probabilities.result(),
+    }
+    if ranked:
+        values["hit@3"] = hits_of(chosen, truth).result()
+    return {name: round(float(value), 6) for name, value in values.items()}
+
+
+def hits_of(chosen: ScoredCandidates, is_wanted: NDArray[np.bool_]) -> RequestHits:
+    """Returns HIT@3 of candidates with known labels (`ScoredCandidates.judged`)."""
+    assert chosen.requests is not None
+    hits = RequestHits(TOP)
+    hits.update(chosen.scores, chosen.requests, is_wanted)
+    return hits
+
+
+def hits_by_age(answers: ScoredCandidates, label: str, ages: NDArray[np.int64]) -> list[dict[str, Any]]:
+    """Returns HIT@3 of each slice of item age. `ages` [E] holds the candidates' positions in `AGES`.
+
+    A slice counts the requests that have a positive of this age; a hit is one of these positives among the first three.
+    """
+    is_known = answers.labels[label] >= 0
+    chosen, ages = answers.judged(label), ages[is_known]
+    rows = []
+    for place, age in enumerate(AGES):
+        hits = hits_of(chosen, (chosen.labels[label] == 1) & (ages == place))
+        share = round(hits.result(), 6) if hits.num_requests else None
+        rows.append({"age": age, "hit@3": share, "num_requests": hits.num_requests})
+    return rows
 
 
 def evaluate_requests(
-    model: Any, steps: RequestSteps, training: RequestSteps, *, max_users: int | None = None, quiet: bool = False
+    model: Any,
+    steps: RequestSteps,
+    training: RequestSteps,
+    *,
+    item_time: str = "",
+    max_users: int | None = None,
+    quiet: bool = False,
 ) -> dict[str, Any]:
-    """Returns the metrics of the model and of the item means for each label. The item means come from `training`."""
+    """Returns the metrics of the model and of the item means for each label. The item means come from `training`.
+
+    If `item_time` names a time attribute of the items, `ages` holds HIT@3 by item age, in the order of `rows`.
+    """
+    if item_time:  # A wrong name is refused before the requests are scored.
+        age_slices(steps.source.dataset, item_time, np.zeros(0, np.int64), np.zeros(0, np.int64))
     answers = answer(model, steps, max_users=max_users, quiet=quiet)
-    rows = []
+    assert answers.request_ms is not None
+    slices = age_slices(steps.source.dataset, item_time, answers.items, answers.request_ms) if item_time else None
+    rows, ages = [], []
     for label in steps.source.labels:
-        means = dataclasses.replace(answers, scores=logit(item_means(training, label, answers.items)))
+        means = dataclasses.replace(answers, scores=logit(item_means(training, label, answers.items)), heads={})
         for name, given in (("item mean", means), ("model", answers)):
-            rows.append({"name": name, "label": label, **metrics_of(given, label)})
+            rows.append({"name": name, "label": label, **all_metrics_of(given, label)})
+            if slices is not None:
+                ages += [{"name": name, "label": label, **row} for row in hits_by_age(given, label, slices)]
     return {
         "protocol": "requests of held-out users, candidates whose label is known",
         "num_users": len(np.unique(answers.users)),
         "num_candidates": int(np.any([label >= 0 for label in answers.labels.values()], axis=0).sum()),
+        "item_time": item_time,
         "rows": rows,
+        "ages": ages,
     }
 
 
 def item_means(steps: RequestSteps, label: str, asked: NDArray[np.int64]) -> NDArray[np.float64]:
     """Returns the damped mean label of each of the items `asked`, from the requests of `steps`."""
-    items, values = [], []
+    items, values, weights = [], [], []
     for bucket in range(steps.source.num_buckets):
         table = steps.source.read_requests(np.array([bucket]))
         table = table.take(steps.chosen(table))
         known = table.labels[label] >= 0
         items.append(table.item_ids[known])
         values.append(table.labels[label][known].astype(np.float64))
-    every = np.concatenate(values)
-    mean = float(every.mean()) if len(every) else 0.5
-    return mean + damped_means(np.concatenate(items), every - mean, asked, DAMPING)
+        weights.append(table.weights[known].astype(np.float64))
+    every, weight = np.concatenate(values), np.concatenate(weights)
+    mean = float(np.average(every, weights=weight)) if len(every) else 0.5
+    return mean + damped_means(np.concatenate(items), every - mean, asked, DAMPING, weight)
 
 
 def damped_means(
-    keys: NDArray[np.int64], values: NDArray[np.floating], asked: NDArray[np.int64], damping: float
+    keys: NDArray[np.int64],
+    values: NDArray[np.floating],
+    asked: NDArray[np.int64],
+    damping: float,
+    weights: NDArray[np.floating] | None = None,
 ) -> NDArray[np.float64]:
     """Returns, for each key of `asked`, the mean of the key's `values` together with `damping` zeros. A key that is not
-    in `keys` gets 0."""
+    in `keys` gets 0. A value of weight 2 counts twice."""
     distinct, places = np.unique(keys, return_inverse=True)
-    sums = np.bincount(places, values, minlength=len(distinct))
-    means = np.append(sums / (np.bincount(places, minlength=len(distinct)) + damping), 0.0)
+    given = np.ones(len(keys)) if weights is None else weights
+    sums = np.bincount(places, values * given, minlength=len(distinct))
+    means = np.append(sums / (np.bincount(places, given, minlength=len(distinct)) + damping), 0.0)
     found = np.searchsorted(distinct, asked)
     found[found == len(distinct)] = 0
     is_known = (distinct[found] == asked) if len(distinct) else np.zeros(len(asked), dtype=np.bool_)

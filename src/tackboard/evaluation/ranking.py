@@ -41,6 +41,9 @@ class EvaluationConfig:
     """Whether items of the history are removed from the ranking. Use False if users often return to the same items."""
     chunk_users: int = 256
     """Number of users ranked at once, which limits memory."""
+    item_time: str = ""
+    """Time attribute of the items, such as birth_ms. HIT@3 of a ranker is then also shown by the age of the items: the
+    time of the request minus this time. Empty means no such table."""
 
     def __post_init__(self) -> None:
         check(bool(self.cutoffs) and min(self.cutoffs) >= 1, "evaluation.cutoffs", self.cutoffs, "positive numbers")

@@ -1,14 +1,18 @@
-"""Metrics of yes-or-no predictions: AUC and log-loss from logits and labels, and their bootstrap intervals.
+"""Metrics of yes-or-no predictions: AUC, log-loss, normalised entropy and calibration from logits and labels.
 
 AUC is the chance that an example with label yes scores higher than an example with label no; a tie counts half. AUC
 says how well examples are ordered; log-loss says whether probabilities are right. AUC within users is the mean AUC of
 the users who have both labels, so a model gains nothing by separating users who often say yes from users who rarely do.
+Normalised entropy (NE) is the log-loss divided by the log-loss of a constant prediction, the mean label; below 1 is
+better than the constant. Calibration is the sum of the probabilities divided by the number of yes; 1 is best.
 
 Examples of one user are alike, so an interval must come from resampling users, not examples. `UserResamples` makes the
 draws once and computes a metric for each draw. Two models are compared on the same draws.
 """
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,16 +42,54 @@ def logit(probabilities: NDArray[np.floating], least: float = 0.01) -> NDArray[n
     return np.log(held) - np.log1p(-held)
 
 
-def auc_of_users(scores: Scores, labels: Labels, users: NDArray[np.int64]) -> NDArray[np.float64]:
+@dataclasses.dataclass
+class ProbabilityMetrics:
+    """Log-loss, NE and calibration over all examples that calls of `update` added. The fields are weighted sums."""
+
+    examples: float = 0.0
+    positives: float = 0.0
+    probabilities: float = 0.0
+    losses: float = 0.0
+
+    def update(self, logits: Scores, labels: Labels, weights: NDArray[np.floating] | None = None) -> None:
+        """Adds examples. An example of weight 2 counts as two examples."""
+        given = np.ones(len(labels)) if weights is None else np.asarray(weights, np.float64)
+        self.examples += float(given.sum())
+        self.positives += float(given[labels].sum())
+        # The probability of yes is the exponential of minus the loss that an example has if its label is yes.
+        self.probabilities += float((given * np.exp(-log_losses(logits, np.ones(len(labels), dtype=np.bool_)))).sum())
+        self.losses += float((given * log_losses(logits, labels)).sum())
+
+    def merge(self, other: ProbabilityMetrics) -> None:
+        """Adds the examples of `other`."""
+        for field in dataclasses.fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+    def result(self) -> dict[str, float]:
+        """Returns `log_loss`, `ne` and `calibration`; NaN where it is not defined, such as NE if all labels agree."""
+        if not self.examples:
+            return dict.fromkeys(("log_loss", "ne", "calibration"), float("nan"))
+        mean, loss = self.positives / self.examples, self.losses / self.examples
+        entropy = -mean * np.log(mean) - (1 - mean) * np.log1p(-mean) if 0 < mean < 1 else 0.0
+        return {
+            "log_loss": loss,
+            "ne": float(loss / entropy) if entropy else float("nan"),
+            "calibration": self.probabilities / self.positives if self.positives else float("nan"),
+        }
+
+
+def auc_of_users(
+    scores: Scores, labels: Labels, users: NDArray[np.int64], weights: NDArray[np.floating] | None = None
+) -> NDArray[np.float64]:
     """Returns the AUC of each user's examples [U], or NaN for a user with only one of the two labels. `users` holds the
-    user of each example, counted from 0."""
+    user of each example, counted from 0. An example of weight 2 counts as two examples."""
     found = np.full(int(users.max(initial=-1)) + 1, np.nan)
     order = np.argsort(users, kind="stable")
     bounds = np.searchsorted(users[order], np.arange(len(found) + 1))
     for user in range(len(found)):
         mine = order[bounds[user] : bounds[user + 1]]
         if len(mine) > 1 and 0 < int(labels[mine].sum()) < len(mine):
-            found[user] = auc(scores[mine], labels[mine])
+            found[user] = auc(scores[mine], labels[mine], None if weights is None else weights[mine])
     return found
 
 

@@ -48,6 +48,12 @@ def test_the_table_for_people_says_the_protocol(tackboard: Program, run: Path) -
     assert [line.split()[0] for line in lines[3:]] == ["popularity", "item-to-item", "model"]
 
 
+def test_item_ages_are_for_rankers(tackboard: Program, run: Path) -> None:
+    answer = tackboard("evaluate", run, "--item-time", "birth_ms")
+    assert answer.code == 2
+    assert "--item-time applies only to a ranker" in answer.err
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
 def test_a_device_that_is_not_there_is_refused(tackboard: Program, run: Path) -> None:
     answer = tackboard("evaluate", run, "--device", "cuda")

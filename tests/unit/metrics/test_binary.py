@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from tackboard.metrics.binary import UserResamples, auc, auc_of_users, interval, log_losses, logit
+from tackboard.metrics.binary import (
+    ProbabilityMetrics,
+    UserResamples,
+    auc,
+    auc_of_users,
+    interval,
+    log_losses,
+    logit,
+)
 
 RANDOM = np.random.default_rng(3)
 
@@ -50,6 +58,46 @@ def test_auc_within_users() -> None:
     expected = [plain_auc(scores[users == user], labels[users == user]) for user in range(9)]
     assert np.allclose(auc_of_users(scores, labels, users), expected, equal_nan=True)
     assert np.isnan(expected[4])
+    weights = RANDOM.integers(1, 4, 120)
+    repeated = np.repeat(np.arange(120), weights)
+    weighted = auc_of_users(scores, labels, users, weights)
+    assert np.allclose(weighted, auc_of_users(scores[repeated], labels[repeated], users[repeated]), equal_nan=True)
+
+
+def measured(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None) -> ProbabilityMetrics:
+    metrics = ProbabilityMetrics()
+    metrics.update(logits, labels, weights)
+    return metrics
+
+
+def test_entropy_and_calibration_are_those_of_the_definition() -> None:
+    logits, labels = RANDOM.normal(size=50) * 2, RANDOM.random(50) < 0.3
+    probability, mean = 1 / (1 + np.exp(-logits)), labels.mean()
+    loss = -np.log(np.where(labels, probability, 1 - probability)).mean()
+    found = measured(logits, labels).result()
+    assert found["log_loss"] == pytest.approx(loss)
+    assert found["ne"] == pytest.approx(loss / -(mean * np.log(mean) + (1 - mean) * np.log(1 - mean)))
+    assert found["calibration"] == pytest.approx(probability.sum() / labels.sum())
+    constant = measured(np.full(50, np.log(mean / (1 - mean))), labels).result()
+    assert (constant["ne"], constant["calibration"]) == (pytest.approx(1.0), pytest.approx(1.0))
+    assert np.isfinite(measured(np.array([900.0, -900.0]), np.array([False, True])).result()["calibration"])
+
+
+def test_parts_and_weights_of_probabilities() -> None:
+    logits, labels, weights = RANDOM.normal(size=50), RANDOM.random(50) < 0.5, RANDOM.integers(0, 4, 50)
+    repeated = np.repeat(np.arange(50), weights)
+    whole = measured(logits, labels, weights)
+    assert whole.result() == pytest.approx(measured(logits[repeated], labels[repeated]).result())
+    parts = measured(logits[:20], labels[:20], weights[:20])
+    parts.merge(measured(logits[20:], labels[20:], weights[20:]))
+    assert parts.result() == pytest.approx(whole.result())
+
+
+def test_what_is_not_defined_is_not_a_number() -> None:
+    assert all(np.isnan(value) for value in ProbabilityMetrics().result().values())
+    yes, no = (measured(np.zeros(3), np.full(3, label)).result() for label in (True, False))
+    assert np.isnan(yes["ne"]) and yes["calibration"] == pytest.approx(0.5)
+    assert np.isnan(no["ne"]) and np.isnan(no["calibration"]) and no["log_loss"] == pytest.approx(np.log(2))
 
 
 def test_resamples_repeat_whole_users() -> None:
