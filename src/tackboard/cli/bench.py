@@ -175,7 +175,9 @@ def bench_quality(
         None, "--data", envvar="TACKBOARD_DATA", help="Read the downloads in this folder, or in its subfolder DATASET."
     ),
     study: str = typer.Option(
-        "compare", "--study", help="Choose compare, tune, validate, reproduce, ablations, transfer, transfer-hidden."
+        "compare",
+        "--study",
+        help="Choose compare, tune, validate, reproduce, ablations, transfer, transfer-hidden, transfer-baselines.",
     ),
     methods: str = typer.Option("", "--methods", help="Use these methods, separated by commas; default: the study's."),
     seeds: int | None = typer.Option(None, "--seeds", min=1, help="Use this many seeds; default: the study's."),

@@ -27,6 +27,7 @@ STUDIES = {
     "compare": "tackboard.bench.quality.studies:compare",
     "transfer": "tackboard.bench.transfer.study:transfer",
     "transfer-hidden": "tackboard.bench.transfer.study:transfer_hidden",
+    "transfer-baselines": "tackboard.bench.transfer.study:transfer_baselines",
     "ablations": "tackboard.bench.quality.ablations:ablations",
 }
 """Name of a study → module:function of the study."""
