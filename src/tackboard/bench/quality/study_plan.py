@@ -51,6 +51,8 @@ class Options:
     """Settings to change, see `config_of`."""
     tries: int = 0
     """Number of tries of each method in the study `tune`; 0 for the default number."""
+    questions: tuple[str, ...] = ()
+    """Names of questions of the study `ablations`; empty for all questions that the dataset can answer."""
 
 
 @dataclasses.dataclass
