@@ -306,7 +306,7 @@ STAGES = {
     "tune": "tackboard.bench.quality.tuning:run_try",
     "pretrain": "tackboard.bench.transfer.fit:run_pretraining",
     "transfer": "tackboard.bench.transfer.fit:run_transfer",
-    "transfer-baselines": "tackboard.bench.transfer.baselines:run_baselines",
+    "transfer-baselines": "tackboard.bench.transfer.count_baselines:run_baselines",
     "ablation-positives": "tackboard.bench.quality.ablations:run_positives",
 }
 """Stage → module:function that takes (work, cell, machine). A study that needs a new stage adds it here."""

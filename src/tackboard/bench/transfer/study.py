@@ -2,9 +2,9 @@
 
 The study takes a dataset with a task (data.py) and compares three arms, which train the same model on the same examples
 of the task: pretrained and fine-tuned, pretrained and frozen, and from scratch. It also fits baselines that read counts
-instead of sequences (baselines.py) on the same examples, and compares each arm with the strongest baseline: the one
-with the highest AUC on test users, which favours the baselines. Readers who choose an arm know how many examples they
-have, so the table shows results for a tenth, a third and all of the examples. In `transfer`, the head of the model
+instead of sequences (count_baselines.py) on the same examples, and compares each arm with the strongest baseline: the
+one with the highest AUC on test users, which favours the baselines. Readers who choose an arm know how many examples
+they have, so the table shows results for a tenth, a third and all of the examples. In `transfer`, the head of the model
 reads the model's outputs. In `transfer-hidden`, the head also reads the hidden vectors from which the outputs are
 computed. `transfer-baselines` fits the baselines alone, on all tasks of the dataset, and needs no GPU. We publish the
 results, whatever they are.
@@ -29,7 +29,7 @@ from tackboard.bench.quality.data import read_facts
 from tackboard.bench.quality.methods import Method, MethodContext
 from tackboard.bench.quality.study_plan import Find, StudyContext, StudyPlan, Table, section
 from tackboard.bench.quality.verdict import DIFFERENCE_COLUMNS, Measured, difference_cells, figures_of
-from tackboard.bench.transfer.baselines import TITLES, result_of
+from tackboard.bench.transfer.count_baselines import TITLES, result_of
 from tackboard.bench.transfer.data import (
     PRETRAINED_SHARE,
     SHARES,

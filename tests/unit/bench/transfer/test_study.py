@@ -13,7 +13,7 @@ from tackboard.bench.quality.cells import Cell, Work
 from tackboard.bench.quality.data import find_bench
 from tackboard.bench.quality.report import charts, protocol
 from tackboard.bench.quality.study_plan import Options, StudyContext, StudyPlan, find_study
-from tackboard.bench.transfer.baselines import TITLES
+from tackboard.bench.transfer.count_baselines import TITLES
 from tackboard.bench.transfer.fit import ARMS
 from tackboard.bench.transfer.study import EXAMPLES, compare_arms, measure, strongest_baseline
 from tackboard.core.errors import UsageError

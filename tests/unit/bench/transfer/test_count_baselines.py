@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tackboard.bench.transfer.baselines import BASELINES, DEPTHS, PENALTIES, TITLES, Known
 from tackboard.bench.transfer.classifiers import BoostedTrees, LogisticRegression, TreeSettings
+from tackboard.bench.transfer.count_baselines import BASELINES, DEPTHS, PENALTIES, TITLES, Known
 from tackboard.bench.transfer.counts import NAMES, SAME_AS_BEFORE
 from tackboard.bench.transfer.data import Examples
 from tackboard.metrics.binary import auc, log_losses
