@@ -3,10 +3,10 @@
 A figure is, outside of code: a number below 1 with two or more decimals (`.371`, `0.371`), or a number with a unit
 (`12.3 ms`, `95 seconds`, `2.2 MB`, `4.2×`, `42%`, `4.1 million events per second`). It stands in a result file if a
 cell of a table or a number of a sentence there, rounded to as many decimals, is the same number with the same unit. The
-unit of a cell may stand in the head of its column. Commands, machines, commits and dates of a result file found nothing.
-A section is the text between two headings. A figure of which no result file was kept is marked: its paragraph links with
-the words `log only` to the section of docs/log.md that has it. Some numbers are no measurements: NOT_MEASURED lists
-them, each with its reason.
+unit of a cell may stand in the head of its column. Where and when a result was measured supports no figure. A section
+is the text between two headings. A figure of which no result file was kept is marked: its paragraph links with the
+words `log only` to the section of docs/log.md that has it. Some numbers are no measurements: NOT_MEASURED lists them,
+each with its reason.
 """
 
 from __future__ import annotations
@@ -213,9 +213,33 @@ def test_a_figure_without_a_result_is_named() -> None:
 
 def test_a_figure_without_a_result_file_is_marked_in_its_paragraph() -> None:
     anchor = "2026-11-15-movielens-1m-the-first-sweep"
-    page = f"# A\nFirst .3848 ([log only](log.md#{anchor})).\n\nThen .3848 again.\n- .9998 ([log only](log.md#{anchor}))"
+    link = f"([log only](log.md#{anchor}))"
+    page = f"# A\nFirst .3848 {link}.\n\nThen .3848 again.\n- .9998 {link}"
     assert unfounded("PAGE.md", page, {}) == [
         "PAGE.md:4: .3848 stands without a result file",
         "PAGE.md:5: .9998 stands without a result file",
     ]
     assert unfounded("PAGE.md", page.replace("log only", "log"), {})[0].startswith("PAGE.md:2: .3848")
+
+
+NO_RANKS = dict.fromkeys(
+    (
+        "quality-deskdrop-ablations_two-core-epyc_202611",
+        "quality-deskdrop-transfer-hidden_two-core-epyc_202611",
+        "quality-deskdrop-transfer_two-core-epyc_202611",
+        "quality-kakao-brunch-compare_h200_202611",
+        "quality-ml-1m-ablations_h200_202611",
+        "quality-ml-1m-compare_h200_202611",
+        "quality-ml-1m-reproduce_h200_202611",
+    ),
+    "measured before ranks were kept",
+)
+"""Result without kept ranks → why."""
+
+
+def test_every_quality_table_keeps_what_recomputes_it() -> None:
+    tables = {path.stem for path in RESULTS.glob("quality-*.md")}
+    kept = {path.name.removesuffix("_ranks.npz") for path in RESULTS.glob("quality-*_ranks.npz")}
+    assert kept <= tables, f"ranks without a table: {sorted(kept - tables)}"
+    assert tables - kept <= set(NO_RANKS), f"run again with --results, which keeps ranks: {sorted(tables - kept)}"
+    assert not set(NO_RANKS) & kept and set(NO_RANKS) <= tables, "take out of NO_RANKS what has ranks or is gone"
