@@ -55,6 +55,8 @@ WIDEST = {"ml-1m": 0.003}
 PRIMARY = "auc"
 """The metric that answers the question. It was fixed beforehand, because one of many metrics may differ by chance."""
 PAIRS = (("fine-tuned", "scratch"), ("frozen", "scratch"), ("fine-tuned", "frozen"))
+WEAK = ("means", "previous")
+"""Baselines that nobody would choose. The intervals of their differences do not count for the width of the study."""
 Published = Mapping[tuple[str, str], tuple[int | None, str]]
 PUBLISHED: Published = {
     ("fine-tuned", "scratch"): (1, "fine-tuned against none: Save +3.76%"),
@@ -392,14 +394,16 @@ def _notes(settings: FitSettings, dataset: str, differences: Sequence[Mapping[st
 
 
 def _notes_on_baselines(dataset: str, differences: Sequence[Mapping[str, Any]]) -> list[str]:
-    widest = max((one["half_width"] for one in differences if one["metric"] == PRIMARY), default=None)
+    judged = [one for one in differences if one["metric"] == PRIMARY and one["arm"] not in WEAK]
+    widest = max((one["half_width"] for one in judged), default=None)
+    words = f"The widest interval of a difference of {PRIMARY}, without weak baselines, is ±{widest or 0.0:.4f}."
     aim = f" The aim is at most {WIDEST[dataset]:.4f}." if dataset in WIDEST else " This is what the test users allow."
     return [
         "Baselines read counts: of the user's earlier events, of the item's events among the first "
         f"{PRETRAINED_SHARE:.0%} of users' events, of the user's earlier events with the item, and the event before. "
         "Their settings are chosen by log-loss on validation users; each baseline is tested once. The strongest "
         "baseline is the one with the highest AUC on the test, which favours the baselines.",
-        *([] if widest is None else [f"The widest interval of a difference of {PRIMARY} is ±{widest:.4f}.{aim}"]),
+        *([] if widest is None else [words + aim]),
     ]
 
 
