@@ -175,12 +175,17 @@ def bench_quality(
         None, "--data", envvar="TACKBOARD_DATA", help="Read the downloads in this folder, or in its subfolder DATASET."
     ),
     study: str = typer.Option(
-        "compare", "--study", help="Choose compare, tune, validate, reproduce, ablations, transfer, transfer-hidden."
+        "compare",
+        "--study",
+        help="Choose compare, tune, validate, reproduce, ablations, transfer, transfer-hidden, transfer-baselines.",
     ),
     methods: str = typer.Option("", "--methods", help="Use these methods, separated by commas; default: the study's."),
     seeds: int | None = typer.Option(None, "--seeds", min=1, help="Use this many seeds; default: the study's."),
     tries: int | None = typer.Option(
         None, "--tries", min=1, help="With --study tune: try this many settings of each method."
+    ),
+    questions: str = typer.Option(
+        "", "--questions", help="With --study ablations: answer these questions, separated by commas; default: all."
     ),
     ties: str = typer.Option(
         "", "--ties", help="Order simultaneous events by these rules, separated by commas: file, reverse, random."
@@ -223,6 +228,7 @@ def bench_quality(
         ties=_words(ties),
         overrides=tuple(overrides),
         tries=tries or 0,
+        questions=_words(questions),
     )
     result = measure(dataset, options, work=work, data=data, jobs=jobs, device=device, time_limit=time_limit)
     _show(report(result), results, hardware, as_json=json_output)

@@ -34,6 +34,7 @@ from tackboard.bench.quality.studies import mean_metrics, measure
 from tackboard.bench.quality.study_plan import Find, StudyContext, StudyPlan, Table, section
 from tackboard.bench.quality.verdict import DIFFERENCE_COLUMNS, SAME_SHARE, Measured, difference_cells, figures_of
 from tackboard.bench.transfer.data import write_beginning
+from tackboard.core.config import did_you_mean
 from tackboard.core.errors import UsageError
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.sequences import Sequences
@@ -207,6 +208,7 @@ def ablations(context: StudyContext) -> StudyPlan:
             allowed="this study runs all recipes named ablation-…",
             fix="leave --methods out",
         )
+    chosen = chosen_questions(questions, context.options.questions)
     rule = context.one_rule()
     place = context.places([rule])[rule]
     cells: dict[tuple[str, str], list[Cell]] = {}
@@ -215,17 +217,33 @@ def ablations(context: StudyContext) -> StudyPlan:
         # Several questions share the base recipe. All of them set AHEAD, so that the base recipe is the same cell.
         stage = "validate"
         protocol: dict[str, Any] = {} if question.name in ("ladder", "reads") else {"ahead": list(AHEAD)}
-        if question.name == "positives":
+        if question.name == "positives" and question in chosen:
             stage, protocol = "ablation-positives", _saves_protocol(context, place)
         for variant in question.variants:
+            # Also for other questions: a shared recipe has the same cell, whichever questions are chosen.
             method = _method(question, variant, place, methods)
+            if question not in chosen:
+                continue
             cells[question.name, variant.name] = [
                 context.cell(place, rule, method, seed, stage, **protocol) for seed in context.seeds(3)
             ]
     check_overrides(context.options.overrides, [method.name for _, method in methods])
     # The first seed of all recipes runs before the second seed, so that recipes can be compared if time runs out.
     every = [cell for of_seed in zip(*cells.values(), strict=True) for cell in of_seed]
-    return StudyPlan(every, lambda find: _table(context, questions, cells, find))
+    return StudyPlan(every, lambda find: _table(context, chosen, cells, find))
+
+
+def chosen_questions(questions: Sequence[Question], names: Sequence[str]) -> list[Question]:
+    """Returns the named questions, or all questions if `names` is empty. Raises UsageError for an unknown name."""
+    known = [question.name for question in questions]
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"--questions {name} is no question about this dataset",
+                allowed=f"allowed: {', '.join(known)}",
+                fix=did_you_mean(name, known),
+            )
+    return [question for question in questions if not names or question.name in names]
 
 
 def _method(

@@ -307,7 +307,7 @@ STAGES = {
     "tune": "tackboard.bench.quality.tuning:run_try",
     "pretrain": "tackboard.bench.transfer.fit:run_pretraining",
     "transfer": "tackboard.bench.transfer.fit:run_transfer",
-    "transfer-means": "tackboard.bench.transfer.fit:run_means",
+    "transfer-baselines": "tackboard.bench.transfer.count_baselines:run_baselines",
     "ablation-positives": "tackboard.bench.quality.ablations:run_positives",
 }
 """Stage → module:function that takes (work, cell, machine). A study that needs a new stage adds it here."""

@@ -59,6 +59,8 @@ class Bench:
     """With `--quick`, only every n-th user is kept; this is n."""
     quick_max_users: int = 0
     """The value of `max_users` in a run with `--quick`; 0 leaves `max_users` unchanged."""
+    instant: str = "second"
+    """The unit of the publisher's times. Events with the same time are in the same second, or in the same hour."""
     note: str = ""
     """A note about the protocol, for the reader of the table."""
 
@@ -85,6 +87,7 @@ BENCHES = {
             ties=("file",),
             quick_stride=150,
             quick_max_users=1_000,
+            instant="hour",
             note="Users read articles again (one read in five repeats the read before), so the history stays in the "
             "ranking. Times are whole hours; reads of one hour keep the publisher's order.",
         ),

@@ -21,10 +21,16 @@ from tackboard.metrics.paired import gains, hits
 
 GAPS = {"same second": 0, "under a minute": 1, "under an hour": 60, "under a day": 3_600, "longer": 86_400}
 """Name of a range of gaps → its smallest gap in seconds. A range ends where the next range begins."""
+SAME = next(iter(GAPS))
 MEASURES = {"hr@10": hits, "ndcg@10": gains}
 
 Groups = Mapping[tuple[str, str], Sequence[Result]]
 """(tie rule, method) → results, one result per seed."""
+
+
+def gap_names(instant: str) -> list[str]:
+    """Returns the names of the ranges for a dataset whose times are whole seconds, hours or another `instant`."""
+    return [f"same {instant}" if name == SAME else name for name in GAPS]
 
 
 def range_of_gaps(gaps_U: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -43,9 +49,9 @@ def without_same_second(groups: Groups) -> dict[tuple[str, str], list[Result]]:
     Groups without such users are left out.
     """
     return {
-        key: [_for_users(one, one.array("gaps") != GAPS["same second"]) for one in group]
+        key: [_for_users(one, one.array("gaps") != GAPS[SAME]) for one in group]
         for key, group in with_gaps(groups).items()
-        if (group[0].array("gaps") != GAPS["same second"]).any()
+        if (group[0].array("gaps") != GAPS[SAME]).any()
     }
 
 
@@ -60,12 +66,12 @@ def _for_users(result: Result, is_chosen_U: NDArray[np.bool_]) -> Result:
     return dataclasses.replace(result, values={**result.values, **changed}, loaded=arrays)
 
 
-def by_gap(groups: Groups) -> list[dict[str, Any]]:
+def by_gap(groups: Groups, instant: str = "second") -> list[dict[str, Any]]:
     """Returns for each group and each range of gaps the number of users, HR@10 and NDCG@10 (mean over seeds)."""
     figures = []
     for (ties, method), group in with_gaps(groups).items():
         ranges_U = range_of_gaps(group[0].array("gaps"))
-        for index, name in enumerate(GAPS):
+        for index, name in enumerate(gap_names(instant)):
             chosen_U = ranges_U == index
             means = {
                 metric: float(np.mean([measure(one.array()[chosen_U], 10).mean() for one in group]))

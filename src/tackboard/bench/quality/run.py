@@ -54,6 +54,11 @@ def measure(
         raise UsageError(f"--seeds is {options.seeds}", allowed="allowed: 1 or more")
     if options.tries and options.study != "tune":
         raise UsageError(f"--tries {options.tries} does nothing in --study {options.study}", fix="use --study tune")
+    if options.questions and options.study != "ablations":
+        raise UsageError(
+            f"--questions {','.join(options.questions)} does nothing in --study {options.study}",
+            fix="use --study ablations",
+        )
     check_device(device)
     context = StudyContext(Work.check(work), bench, options, data)
     study(dataclasses.replace(context, is_trial=True))

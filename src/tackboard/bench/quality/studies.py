@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tackboard.bench.quality.cells import Cell, Result
-from tackboard.bench.quality.gaps import GAPS, by_gap, gap_rows, with_gaps, without_same_second
+from tackboard.bench.quality.gaps import by_gap, gap_names, gap_rows, with_gaps, without_same_second
 from tackboard.bench.quality.methods import INPUTS, METHODS, Method
 from tackboard.bench.quality.row_labels import softmax_of, title_of, tries_of
 from tackboard.bench.quality.study_plan import Find, StudyContext, StudyPlan, Table, section
@@ -45,8 +45,8 @@ TRIES_NOTE = (
     "The number of steps of the test is chosen afterwards, for every method in the same way."
 )
 MEANS_HEADER = [*NAMED, "seeds", *METRICS]
-APART = "not in the second of the event before"
-"""Name of the test events that are not in the same second as the event before (gaps.py)."""
+APART = "not in the {} of the event before"
+"""Name of the test events that are not in the same second as the event before; in some logs, the same hour (gaps.py)."""
 HSTU_README = "meta-recsys/generative-recommenders, README"
 PUBLISHED: dict[str, dict[str, tuple[str, str, tuple[float, ...]]]] = {
     "ml-1m": {
@@ -221,7 +221,11 @@ def _compare_table(context: StudyContext, cells: Sequence[Cell], find: Find) -> 
     published = published_for(context) if random else {}
     apart = without_same_second(groups) if any(_knows_request(method) for _, method in groups) else {}
     differences = [
-        *({"targets": APART} | one for one in compare_to_strongest(apart) if _knows_request(one["method"])),
+        *(
+            {"targets": APART.format(context.bench.instant)} | one
+            for one in compare_to_strongest(apart)
+            if _knows_request(one["method"])
+        ),
         *({"targets": "all"} | one for one in compare_to_strongest(groups)),
     ]
     sections = [
@@ -236,7 +240,7 @@ def _compare_table(context: StudyContext, cells: Sequence[Cell], find: Find) -> 
         ),
         section(
             "By the time between the event before and the test event, mean over seeds",
-            ["", "reads", "ties", "metric", *GAPS],
+            ["", "reads", "ties", "metric", *gap_names(context.bench.instant)],
             gap_rows(groups, {key: _names(group[0].cell) for key, group in groups.items()}),
         ),
         *_returning(context, groups),
@@ -272,7 +276,7 @@ def _compare_table(context: StudyContext, cells: Sequence[Cell], find: Find) -> 
             "without_same_second": [
                 {"method": method, "ties": ties} | mean_metrics(group) for (ties, method), group in apart.items()
             ],
-            "by_gap": by_gap(groups),
+            "by_gap": by_gap(groups, context.bench.instant),
             "validation": [_figures(result) for result in fits],
             "published": {name: dict(zip(METRICS, entry[2], strict=False)) for name, entry in published.items()},
         },
@@ -299,8 +303,8 @@ def _headline(
     key = next(iter(apart))
     part, every = (len(which[key][0].array()) for which in (apart, groups))
     title = (
-        f"Test, mean over seeds, of the {part:,} of {every:,} users whose test event is not in the second of the event "
-        "before: the leading figures of methods that read the request's time"
+        f"Test, mean over seeds, of the {part:,} of {every:,} users whose test event is not in the "
+        f"{context.bench.instant} of the event before: the leading figures of methods that read the request's time"
     )
     return [section(title, MEANS_HEADER, _mean_rows(context, apart))]
 

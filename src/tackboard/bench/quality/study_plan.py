@@ -27,6 +27,7 @@ STUDIES = {
     "compare": "tackboard.bench.quality.studies:compare",
     "transfer": "tackboard.bench.transfer.study:transfer",
     "transfer-hidden": "tackboard.bench.transfer.study:transfer_hidden",
+    "transfer-baselines": "tackboard.bench.transfer.study:transfer_baselines",
     "ablations": "tackboard.bench.quality.ablations:ablations",
 }
 """Name of a study → module:function of the study."""
@@ -50,6 +51,8 @@ class Options:
     """Settings to change, see `config_of`."""
     tries: int = 0
     """Number of tries of each method in the study `tune`; 0 for the default number."""
+    questions: tuple[str, ...] = ()
+    """Names of questions of the study `ablations`; empty for all questions that the dataset can answer."""
 
 
 @dataclasses.dataclass

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -54,16 +55,30 @@ class Task:
     question: str
     actions: tuple[str, ...]
     """The actions that mean yes."""
+    only_new: bool = False
+    """Whether examples are only events with an item that the user's earlier events do not have."""
+
+    @property
+    def words(self) -> str:
+        """Describes the task in a table."""
+        return f"{self.question}{' (only items that are new to the user)' if self.only_new else ''}"
 
 
+_MORE_THAN_A_VIEW = Task("is the action more than a view?", ("bookmark", "comment_created", "follow", "like"))
 TASKS = {
-    "ml-1m": Task("will the rating be 4 or 5?", ("rating_4", "rating_5")),
-    "deskdrop": Task("is the action more than a view?", ("bookmark", "comment_created", "follow", "like")),
+    "ml-1m": (Task("will the rating be 4 or 5?", ("rating_4", "rating_5")),),
+    "deskdrop": (dataclasses.replace(_MORE_THAN_A_VIEW, only_new=True), _MORE_THAN_A_VIEW),
 }
-"""Dataset → task on this dataset."""
+"""Dataset → tasks on this dataset. Models are trained for the first task; baselines answer all tasks. With repeats, the
+task on Deskdrop is nearly one bit: whether the item is the item of the event before."""
 
 
 # ---- datasets made from a dataset ----
+
+
+def task_of(protocol: Mapping[str, Any]) -> Task:
+    """Returns the task of a cell, from the cell's protocol."""
+    return Task(str(protocol["question"]), tuple(protocol["actions"]), bool(protocol["only_new"]))
 
 
 def write_beginning(path: Path, ends: Indices, target: Path) -> Path:
@@ -77,12 +92,12 @@ def write_beginning(path: Path, ends: Indices, target: Path) -> Path:
     return _write(path, target, "beginning", open_dataset(path).read_events().take(pa.array(kept)))
 
 
-def write_task(path: Path, actions: tuple[str, ...], part: Part) -> Path:
+def write_task(path: Path, task: Task, part: Part) -> Path:
     """Makes examples from one part of the dataset at `path`. Writes them to `task_dataset`, unless this folder exists.
 
-    The label of an example is yes if its action is in `actions`. An event without a history is not an example.
+    The label of an example is yes if its action is in `task.actions`. An event without a history is not an example.
     """
-    target = task_dataset(path, part)
+    target = task_dataset(path, part, only_new=task.only_new)
     if target.exists():
         return target
     events, offsets = open_dataset(path).read_events(), user_offsets(path)
@@ -91,13 +106,16 @@ def write_task(path: Path, actions: tuple[str, ...], part: Part) -> Path:
         events = events.set_column(events.column_names.index(name), name, times)
     first, last = (share_of(offsets, share) for share in SHARES[part])
     first = np.maximum(first, 1)
-    rows = events.take(pa.array(ranges(offsets[:-1] + first, np.maximum(last - first, 0))))
+    chosen = ranges(offsets[:-1] + first, np.maximum(last - first, 0))
+    if task.only_new:
+        chosen = chosen[times_met(numpy_column(events, "user_id"), numpy_column(events, "item_id"))[chosen] == 0]
+    rows = events.take(pa.array(chosen))
     places = np.arange(rows.num_rows + 1, dtype=np.int32)
     values = {
         "item_id": numpy_column(rows, "item_id"),
         "position": pa.nulls(rows.num_rows, pa.int32()),
         "weight": np.ones(rows.num_rows, dtype=np.float32),
-        LABEL + YES: is_one_of(rows, actions).astype(np.int8),
+        LABEL + YES: is_one_of(rows, task.actions).astype(np.int8),
     }
     lists = {name: pa.ListArray.from_arrays(places, pa.array(value)) for name, value in values.items()}
     columns = {name: rows[name] for name in ("user_id", "time_ms", "surface")} | {"request": places[:-1]} | lists
@@ -123,9 +141,28 @@ def _write(path: Path, target: Path, kind: str, events: pa.Table, requests: pa.T
     return target
 
 
-def task_dataset(path: Path, part: Part) -> Path:
+def task_dataset(path: Path, part: Part, *, only_new: bool = False) -> Path:
     """Returns the path of the examples that are made from a part of the dataset at `path`."""
-    return path.with_name(f"{path.name}-{part}")
+    return path.with_name(f"{path.name}-{part}{'-new' if only_new else ''}")
+
+
+def times_met(users: Indices, items: Indices) -> Indices:
+    """Returns how many earlier events of the user have the item of each event [N]. A user's events are in order."""
+    order, starts = same_pairs(users, items)
+    counts = np.empty(len(users), dtype=np.int64)
+    counts[order] = np.arange(len(users)) - starts
+    return counts
+
+
+def same_pairs(users: Indices, items: Indices) -> tuple[Indices, Indices]:
+    """Returns an order in which events with the same user and item follow each other, earlier events first [N].
+
+    Also returns, for each event in this order, the place of the first event with its user and item [N].
+    """
+    order = np.lexsort((np.arange(len(users)), items, users))
+    is_first = np.ones(len(users), dtype=np.bool_)
+    is_first[1:] = (np.diff(users[order]) != 0) | (np.diff(items[order]) != 0)
+    return order, np.maximum.accumulate(np.where(is_first, np.arange(len(users)), 0))
 
 
 def user_offsets(path: Path) -> Indices:
@@ -158,11 +195,12 @@ def is_one_of(events: pa.Table, actions: tuple[str, ...]) -> NDArray[np.bool_]:
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """The users, the items and the answers of examples [E]."""
+    """The users, the items, the answers and the times of examples [E]."""
 
     users: Indices
     items: Indices
     labels: NDArray[np.bool_]
+    times: Indices
 
     def __len__(self) -> int:
         return len(self.users)
@@ -172,15 +210,7 @@ class Examples:
         """Returns the examples that `steps` read in one pass, in file order."""
         table = steps.source.read_requests(np.arange(steps.source.num_buckets))
         table = table.take(steps.chosen(table))
-        return cls(table.user_ids, table.item_ids, table.labels[YES] == 1)
-
-    @classmethod
-    def before_judging(cls, path: Path, actions: tuple[str, ...]) -> Examples:
-        """Returns all events before the judged events as examples. No method may train on later events."""
-        offsets = user_offsets(path)
-        kept = ranges(offsets[:-1], share_of(offsets, TRAINED_SHARE))
-        events = open_dataset(path).read_events(["user_id", "item_id", "action"]).take(pa.array(kept))
-        return cls(numpy_column(events, "user_id"), numpy_column(events, "item_id"), is_one_of(events, actions))
+        return cls(table.user_ids, table.item_ids, table.labels[YES] == 1, table.times)
 
 
 def additive_means(

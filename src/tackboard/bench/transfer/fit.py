@@ -7,10 +7,11 @@ arms differ only in the initial parameters of the model and in the learning rate
     frozen       the pretrained model does not change; only the head is trained
     scratch      the model begins with random parameters and is trained at the head's learning rates
 
-Every arm tries the same learning rates for the head. Each rate has a separate run in the run folder of the cell. All
-runs are judged on the validation users at the same steps. A run stops after a fixed number of judgements without
-improvement, so an arm that needs longer may train longer. The best run is tested once, at its best step. If a cell is
-killed, the next call continues its runs. Pretrained arms begin from the checkpoint that the pretraining cell has saved.
+Every arm tries the same settings: each learning rate of the head with each regularisation, which is a dropout and a
+weight decay. Each setting has a separate run in the run folder of the cell. All runs are judged on the validation users
+at the same steps. A run stops after a fixed number of judgements without improvement, so an arm that needs longer may
+train longer. The best run is tested once, at its best step. If a cell is killed, the next call continues its runs.
+Pretrained arms begin from the checkpoint that the pretraining cell has saved.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ from tackboard.batch import HashConfig
 from tackboard.bench.quality.cell import Fit, Machine, Outcome
 from tackboard.bench.quality.cell import metrics_of as ranking_metrics
 from tackboard.bench.quality.cells import Cell, Work
-from tackboard.bench.transfer.data import VALIDATION_USERS, YES, Examples, additive_means, task_dataset
+from tackboard.bench.transfer.data import VALIDATION_USERS, YES, Examples, task_dataset
 from tackboard.checkpoint.store import CheckpointStore, find_checkpoint
 from tackboard.checkpoint.trained import load_trained, stored_parameters
 from tackboard.core.errors import DataError, UsageError
@@ -37,11 +38,12 @@ from tackboard.core.progress import say
 from tackboard.core.rundir import RunDirectory
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.config import Part
+from tackboard.data.request_layout import read_requests
 from tackboard.data.request_loader import RequestConfig, RequestSource, RequestSteps
 from tackboard.evaluation.labelled_requests import METRICS, ScoredCandidates, answer, metrics_of
 from tackboard.events.dataset import open_dataset
 from tackboard.features.feature_set import FILE_NAME as FEATURES
-from tackboard.metrics.binary import UserResamples, auc_of_users, log_losses, logit
+from tackboard.metrics.binary import UserResamples, auc_of_users, log_losses
 from tackboard.models.pinfm import PinFMConfig
 from tackboard.models.ranker import HeadConfig, RankerConfig
 from tackboard.models.stored_parameters import load_parameters
@@ -68,8 +70,10 @@ UNLIMITED = 1 << 40
 class FitSettings:
     """Settings for the training of an arm. The protocol of a cell holds these settings by name."""
 
-    learning_rates: tuple[float, ...] = (3e-3, 1e-3)
+    learning_rates: tuple[float, ...] = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
     """Learning rates of the head to try. Validation chooses one of them."""
+    regularisations: tuple[tuple[float, float], ...] = ((0.1, 0.0), (0.4, 0.1))
+    """Regularisations to try with each rate: dropout of the model and of its head, and weight decay."""
     users_per_step: int = 32
     """A step holds the examples of about this many users, or of more users if a pass would have too many steps."""
     steps_per_pass: int = 100
@@ -96,6 +100,8 @@ class FitSettings:
             patience=self.patience,
             device=machine.device,
             num_threads=machine.num_threads,
+            precision="auto",
+            compile="auto",
         )
 
     @classmethod
@@ -103,7 +109,14 @@ class FitSettings:
         """Reads the settings from a protocol."""
         names = [field.name for field in dataclasses.fields(cls)]
         chosen = {name: protocol[name] for name in names if name in protocol}
-        return cls(**chosen | {"learning_rates": tuple(protocol.get("learning_rates", cls.learning_rates))})
+        # JSON turns tuples into lists.
+        for name in chosen.keys() & {"learning_rates", "regularisations"}:
+            chosen[name] = tuple(tuple(one) if isinstance(one, list) else one for one in chosen[name])
+        return cls(**chosen)
+
+    def tried(self) -> list[tuple[float, float, float]]:
+        """Returns the settings to try: learning rate, dropout, weight decay."""
+        return [(rate, *one) for rate in self.learning_rates for one in self.regularisations]
 
 
 # ---- the stages ----
@@ -121,27 +134,36 @@ def run_pretraining(work: Work, cell: Cell, machine: Machine) -> Outcome:
 
 
 def run_transfer(work: Work, cell: Cell, machine: Machine) -> Outcome:
-    """Trains one arm on `num_examples` examples (a setting of the protocol), and tests the arm once."""
+    """Trains one arm on a share of the examples (a setting of the protocol), and tests the arm once."""
     started, settings = time.perf_counter(), FitSettings.of(cell.protocol)
     config = arm_config(work, cell)
     source = open_examples(work, cell, config)
     config, steps = _in_steps(config, source, settings, machine)
-    runs = [fit_arm(work, cell, config, source, steps, rate) for rate in settings.learning_rates]
-    best = min(runs, key=lambda run: run.validation.best_loss)
+    best: Trainer | None = None
+    stores: list[CheckpointStore] = []
+    for rate, dropout, decay in settings.tried():
+        run = fit_arm(work, cell, config, source, steps, rate, dropout, decay)
+        stores.append(run.store)
+        if best is None or run.validation.best_loss < best.validation.best_loss:
+            best = run
+    assert best is not None
     if best.validation.best_step is None:
         raise DataError(f"every validation loss of {cell.label} was infinite or not a number")
     trained = load_trained(find_checkpoint(best.run.path))
     load_parameters(best.model, stored_parameters(trained), trained.path)
     hashing = config.model.tables
     metrics, arrays = judged(answer(best.model, config.data.steps(source, hashing, config.seed, part="test")))
-    for run in runs:  # All runs have ended, so each keeps only its best checkpoint.
-        best_name = find_checkpoint(run.run.path).name
-        for path in [path for path in run.store.complete() if path.name != best_name]:
+    for store in stores:  # All runs have ended, so each keeps only its best checkpoint.
+        best_name = find_checkpoint(store.folder.parent).name
+        for path in [path for path in store.complete() if path.name != best_name]:
             remove_directory(path)
     values = {
         "metrics": metrics,
         "validation_log_loss": round(best.validation.best_loss, 6),
         "learning_rate": best.config.optimizer.dense_learning_rate,
+        "dropout": best.config.model.dropout,
+        "weight_decay": best.config.optimizer.weight_decay,
+        "tries": len(stores),
         "steps": best.validation.best_step,
         "epochs": round(best.validation.best_step / steps.plan.steps_per_epoch, 2),
         "num_examples": len(Examples.of(steps)),
@@ -152,41 +174,12 @@ def run_transfer(work: Work, cell: Cell, machine: Machine) -> Outcome:
     return values, arrays
 
 
-def run_means(work: Work, cell: Cell, machine: Machine) -> Outcome:
-    """Predicts answers without a model, from the mean answer for the item, or for the item and the user.
-
-    Means are taken over each number of examples in the protocol, and over all events before the judged events.
-    """
-    del machine
-    started, config = time.perf_counter(), cell.run_config()
-    data = _data(work, cell, config.model.max_history)
-    source, hashing = data.open(None), config.model.tables
-    test = Examples.of(data.steps(source, hashing, cell.seed, part="test"))
-    known = [
-        (False, Examples.of(dataclasses.replace(data, max_requests=count).steps(source, hashing, cell.seed)))
-        for count in cell.protocol["sizes"]
-    ]
-    everything = Examples.before_judging(work.dataset(cell), tuple(cell.protocol["actions"]))
-    rows: list[dict[str, Any]] = []
-    arrays: dict[str, NDArray[Any]] = {}
-    for is_all, examples in [*known, (True, everything)]:
-        for with_users in (False, True):
-            means = additive_means(examples, test, with_users=with_users)
-            answers = ScoredCandidates(logit(means), test.users, test.items, {YES: test.labels.astype(np.int8)})
-            metrics, arrays = judged(answers)
-            about = {"with_users": with_users, "all_known": is_all, "num_examples": len(examples)}
-            rows.append(about | {"metrics": metrics})
-    facts = facts_of(data, source, hashing)
-    # Arms are compared with the last means only, which use the most events. So only the arrays of these means are kept.
-    return {"means": rows, **facts, "seconds": round(time.perf_counter() - started, 1)}, arrays
-
-
 # ---- an arm ----
 
 
 def arm_config(work: Work, cell: Cell) -> RunConfig:
     """Returns the config of an arm's run. Later functions set the learning rate and the size of steps."""
-    protocol, pretraining = cell.protocol, cell.run_config()
+    protocol = cell.protocol
     arm, start = str(protocol["arm"]), StartConfig()
     if arm not in ARMS or protocol["vectors"] not in VECTORS:
         raise UsageError(
@@ -198,8 +191,7 @@ def arm_config(work: Work, cell: Cell) -> RunConfig:
         if result is None:
             raise DataError(f"{cell.label} begins with a pretrained model, but its pretraining is not finished")
         start = StartConfig(run=str(result.path / CHECKPOINT), prefix="pinfm.")
-    data = _data(work, cell, pretraining.model.max_history, int(protocol["num_examples"]))
-    return RunConfig(name=arm, data=data, model=_ranker(cell), start=start, seed=cell.seed)
+    return RunConfig(name=arm, data=task_data(work, cell), model=_ranker(cell), start=start, seed=cell.seed)
 
 
 def _ranker(cell: Cell) -> RankerConfig:
@@ -211,13 +203,19 @@ def _ranker(cell: Cell) -> RankerConfig:
     return RankerConfig.on(model, head)
 
 
-def _data(work: Work, cell: Cell, max_history: int, num_examples: int = 0) -> RequestConfig:
-    train, judge = (str(task_dataset(work.dataset(cell), part)) for part in ("train", "judge"))
+def task_data(work: Work, cell: Cell) -> RequestConfig:
+    """Returns the share of the task's training examples that the protocol names, and the examples to judge by."""
+    only_new, share = bool(cell.protocol["only_new"]), float(cell.protocol["share"])
+    parts: tuple[Literal["train", "judge"], ...] = ("train", "judge")
+    train, judge = (task_dataset(work.dataset(cell), part, only_new=only_new) for part in parts)
+    num_examples = (
+        0 if share == 1.0 else max(1, round(share * read_requests(open_dataset(train, verify=False)).num_rows))
+    )
     return RequestConfig(
-        dataset=train,
+        dataset=str(train),
         labels=(YES,),
-        max_history=max_history,
-        judged_on=judge,
+        max_history=cell.run_config().model.max_history,
+        judged_on=str(judge),
         validation_share=VALIDATION_USERS,
         test_share=1.0 - VALIDATION_USERS,
         max_requests=num_examples,
@@ -250,9 +248,16 @@ def _in_steps(
 
 
 def fit_arm(
-    work: Work, cell: Cell, config: RunConfig, source: RequestSource, steps: RequestSteps, rate: float
+    work: Work,
+    cell: Cell,
+    config: RunConfig,
+    source: RequestSource,
+    steps: RequestSteps,
+    rate: float,
+    dropout: float,
+    decay: float,
 ) -> Trainer:
-    """Trains an arm with `rate` as the learning rate of the head, until the run ends."""
+    """Trains an arm until the run ends. `rate` is the learning rate of the head."""
     before, settings = cell.run_config().optimizer, FitSettings.of(cell.protocol)
     optimizer = OptimizerConfig(
         dense_learning_rate=rate,
@@ -260,15 +265,19 @@ def fit_arm(
         table_learning_rate=rate * before.table_learning_rate / before.dense_learning_rate,
         warmup_steps=settings.least_steps,
         final_share=1.0,
+        weight_decay=decay,
         multipliers=RATES[config.name],
     )
-    config = dataclasses.replace(config, optimizer=optimizer)
-    run = RunDirectory(work.run(cell) / f"rate-{rate:g}")
+    head = dataclasses.replace(config.model.head, dropout=dropout)
+    model = dataclasses.replace(config.model, dropout=dropout, head=head)
+    config = dataclasses.replace(config, optimizer=optimizer, model=model)
+    run = RunDirectory(work.run(cell) / f"rate-{rate:g}-dropout-{dropout:g}-decay-{decay:g}")
     if not (run.path / "config.json").is_file():
         run.write(config_to_json(config))
     trainer = Trainer(config, run, source, steps=steps)
     trainer.train(quiet=True)
-    say(f"{config.name}, rate {rate:g}: log-loss {trainer.validation.best_loss:.4f} on validation")
+    tried = f"rate {rate:g}, dropout {dropout:g}, decay {decay:g}"
+    say(f"{config.name}, {tried}: log-loss {trainer.validation.best_loss:.4f} on validation")
     return trainer
 
 

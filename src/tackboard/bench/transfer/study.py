@@ -1,16 +1,18 @@
 """The study `transfer` of `tackboard bench quality` asks whether pretraining helps with a different task.
 
 The study takes a dataset with a task (data.py) and compares three arms, which train the same model on the same examples
-of the task: pretrained and fine-tuned, pretrained and frozen, and from scratch. Readers who choose an arm know how many
-examples they have, so the table shows results for several numbers of examples. The table also shows predictions from
-item means and user means, which need no model. In `transfer`, the head of the model reads the model's outputs. In
-`transfer-hidden`, the head also reads the hidden vectors from which the outputs are computed. We publish the results of
-both studies, whatever they are.
+of the task: pretrained and fine-tuned, pretrained and frozen, and from scratch. It also fits baselines that read counts
+instead of sequences (count_baselines.py) on the same examples, and compares each arm with the strongest baseline: the
+one with the highest AUC on test users, which favours the baselines. Readers who choose an arm know how many examples
+they have, so the table shows results for a tenth, a third and all of the examples. In `transfer`, the head of the model
+reads the model's outputs. In `transfer-hidden`, the head also reads the hidden vectors from which the outputs are
+computed. `transfer-baselines` fits the baselines alone, on all tasks of the dataset, and needs no GPU. We publish the
+results, whatever they are.
 
 The model is pretrained on the first 70% of each user's events, to the end of its schedule. No setting of pretraining
 is chosen by results on the task. The interval of a difference comes from a bootstrap over test users, with the same
-draws for both arms. Each seed draws other examples (unless all are used), another order and other initial parameters.
-The table also shows the results of each seed.
+draws for both sides. Each seed draws other examples (unless all are used), another order and other initial parameters.
+With all examples, baselines do not depend on the seed. The table also shows the results of each seed.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from tackboard.bench.quality.data import read_facts
 from tackboard.bench.quality.methods import Method, MethodContext
 from tackboard.bench.quality.study_plan import Find, StudyContext, StudyPlan, Table, section
 from tackboard.bench.quality.verdict import DIFFERENCE_COLUMNS, Measured, difference_cells, figures_of
+from tackboard.bench.transfer.count_baselines import TITLES, result_of
 from tackboard.bench.transfer.data import (
     PRETRAINED_SHARE,
     SHARES,
@@ -42,13 +45,18 @@ from tackboard.core.errors import UsageError, counted
 from tackboard.evaluation.labelled_requests import METRICS
 from tackboard.metrics.binary import interval
 
-SIZES = (1_000, 5_000, 25_000, 0)
-"""Numbers of examples to train with; 0 stands for all examples."""
-QUICK_SIZES = (1_000, 0)
-QUICK = FitSettings(learning_rates=(3e-3,), max_points=6, patience=2)
+EXAMPLES = {"tenth": 0.1, "third": 1 / 3, "all": 1.0}
+"""Name of a share of the training examples → share."""
+QUICK_EXAMPLES = {"third": 1 / 3, "all": 1.0}
+NUM_SEEDS = 5
+QUICK = FitSettings(learning_rates=(3e-3,), regularisations=((0.1, 0.0),), max_points=6, patience=2)
+WIDEST = {"ml-1m": 0.003}
+"""Dataset → largest half-width of the interval of a difference of AUC that can answer the question."""
 PRIMARY = "auc"
 """The metric that answers the question. It was fixed beforehand, because one of many metrics may differ by chance."""
 PAIRS = (("fine-tuned", "scratch"), ("frozen", "scratch"), ("fine-tuned", "frozen"))
+WEAK = ("means", "previous")
+"""Baselines that nobody would choose. The intervals of their differences do not count for the width of the study."""
 Published = Mapping[tuple[str, str], tuple[int | None, str]]
 PUBLISHED: Published = {
     ("fine-tuned", "scratch"): (1, "fine-tuned against none: Save +3.76%"),
@@ -59,8 +67,12 @@ PUBLISHED: Published = {
 PinFM, but our arm `scratch` contains a PinFM that is not pretrained. So only signs can be compared. The sign is None if
 the published difference was too small to have a sign."""
 
-Key = tuple[int, str]
-"""A pair (requested number of examples, arm)."""
+NAMES = {**ARMS, **TITLES}
+"""Arm or baseline → its name in tables."""
+Key = tuple[str, str]
+"""A pair (name of a share of the examples, arm or baseline)."""
+Groups = Mapping[Key, Sequence[Result]]
+"""Results of an arm or of a baseline, one result per seed."""
 
 
 def transfer(context: StudyContext) -> StudyPlan:
@@ -73,41 +85,82 @@ def transfer_hidden(context: StudyContext) -> StudyPlan:
     return _plan(context, "hidden")
 
 
-def find_task(dataset: str) -> Task:
-    """Returns the task on a dataset. Raises UsageError for a dataset without a task."""
+def transfer_baselines(context: StudyContext) -> StudyPlan:
+    """Plans the cells of the baselines for each task of the dataset, without any model."""
+    tasks = find_tasks(context.bench.name)
+    method, rule, place = _place(context)
+    source = context.work.datasets / place.prepared
+    if not context.is_trial:
+        for task in tasks:
+            for part in SHARES:
+                write_task(source, task, part)
+    cells = {task: _baseline_cells(context, place, rule, method, task) for task in tasks}
+    every = [cell for of_task in cells.values() for cell in of_task.values()]
+    return StudyPlan(every, lambda find: _table_of_baselines(context, cells, find))
+
+
+def find_tasks(dataset: str) -> tuple[Task, ...]:
+    """Returns the tasks on a dataset. Raises UsageError for a dataset without a task."""
     if dataset not in TASKS:
         raise UsageError(f"--study transfer has no task on --dataset {dataset}", allowed=f"allowed: {', '.join(TASKS)}")
     return TASKS[dataset]
 
 
-def _plan(context: StudyContext, vectors: str) -> StudyPlan:
-    task = find_task(context.bench.name)
+def _place(context: StudyContext) -> tuple[Method, str, MethodContext]:
+    """Returns the method that is pretrained, the tie rule and the dataset."""
     methods = context.methods(("pinfm-history",))
-    method = methods[0]
-    if len(methods) > 1 or not method.is_ours:
+    if len(methods) > 1 or not methods[0].is_ours:
         names = ",".join(one.name for one in methods)
         raise UsageError(f"--methods {names} does not name exactly one PinFM", fix="use --methods pinfm-history")
     rule = context.one_rule()
-    place = context.places([rule])[rule]
+    return methods[0], rule, context.places([rule])[rule]
+
+
+def _plan(context: StudyContext, vectors: str) -> StudyPlan:
+    task = find_tasks(context.bench.name)[0]
+    method, rule, place = _place(context)
     beginning = _write_parts(context, place, task)
-    seeds = context.seeds(3)
+    seeds = context.seeds(NUM_SEEDS)
     pretrained = {seed: context.cell(beginning, rule, method, seed, "pretrain") for seed in seeds}
-    sizes = QUICK_SIZES if context.options.quick else SIZES
     settings = dataclasses.asdict(_settings(context))
-    shared = {"actions": list(task.actions), "pretrained_on": beginning.prepared}
-    cells: dict[tuple[int, str, int], Cell] = {}
-    for size in sizes:
+    shared = _protocol_of(task) | {"pretrained_on": beginning.prepared}
+    cells: dict[tuple[str, str, int], Cell] = {}
+    for name, share in _examples(context).items():
         for arm in ARMS:
             for seed in seeds:
                 after = None if arm == "scratch" else pretrained[seed]
-                protocol = shared | settings | {"arm": arm, "vectors": vectors, "num_examples": size}
-                name = f"{method.name}-{arm}-{vectors}-{size or 'all'}"
-                cells[size, arm, seed] = _cell(pretrained[seed], place, name, "transfer", protocol, after)
-    first = pretrained[seeds[0]]
-    means = _cell(first, place, "means", "transfer-means", shared | {"sizes": list(sizes)}, None)
+                protocol = shared | settings | {"arm": arm, "vectors": vectors, "share": share}
+                of_arm = f"{method.name}-{arm}-{vectors}-{name}"
+                cells[name, arm, seed] = _cell(pretrained[seed], place, of_arm, "transfer", protocol, after)
+    baselines = _baseline_cells(context, place, rule, method, task)
     # The first seed of all arms runs before the second seed, so that arms can be compared if time runs out.
-    every = [*pretrained.values(), means, *sorted(cells.values(), key=lambda cell: cell.seed)]
-    return StudyPlan(every, lambda find: _table(context, task, method, cells, means, list(pretrained.values()), find))
+    every = [*pretrained.values(), *baselines.values(), *sorted(cells.values(), key=lambda cell: cell.seed)]
+    return StudyPlan(
+        every, lambda find: _table(context, task, method, cells, baselines, list(pretrained.values()), find)
+    )
+
+
+def _examples(context: StudyContext) -> Mapping[str, float]:
+    return QUICK_EXAMPLES if context.options.quick else EXAMPLES
+
+
+def _protocol_of(task: Task) -> dict[str, Any]:
+    return {"question": task.question, "actions": list(task.actions), "only_new": task.only_new}
+
+
+def _baseline_cells(
+    context: StudyContext, place: MethodContext, rule: str, method: Method, task: Task
+) -> dict[tuple[str, int], Cell]:
+    """Returns the cells of all baselines, by the name of the share of the examples and the seed."""
+    cells = {}
+    for name, share in _examples(context).items():
+        # With all examples, no baseline depends on the seed.
+        for seed in context.seeds(NUM_SEEDS) if share < 1.0 else range(1):
+            like = context.cell(place, rule, method, seed, "transfer-baselines")
+            of = f"baselines-{'new-' if task.only_new else ''}{name}"
+            protocol = _protocol_of(task) | {"share": share}
+            cells[name, seed] = _cell(like, place, of, "transfer-baselines", protocol, None)
+    return cells
 
 
 def _settings(context: StudyContext) -> FitSettings:
@@ -121,7 +174,7 @@ def _write_parts(context: StudyContext, place: MethodContext, task: Task) -> Met
     if context.is_trial:
         return dataclasses.replace(place, prepared=target.name)
     for part in SHARES:
-        write_task(source, task.actions, part)
+        write_task(source, task, part)
     write_beginning(source, share_of(user_offsets(source), PRETRAINED_SHARE), target)
     return MethodContext(place.bench, read_facts(target), target.name, place.quick)
 
@@ -141,48 +194,43 @@ def _table(
     context: StudyContext,
     task: Task,
     method: Method,
-    cells: Mapping[tuple[int, str, int], Cell],
-    means: Cell,
+    cells: Mapping[tuple[str, str, int], Cell],
+    baselines: Mapping[tuple[str, int], Cell],
     pretrained: Sequence[Cell],
     find: Find,
 ) -> Table:
-    groups: dict[Key, list[Result]] = {}
-    for (size, arm, _), cell in cells.items():
+    arms: dict[Key, list[Result]] = {}
+    for (share, arm, _), cell in cells.items():
         if (result := find(cell)) is not None:
-            groups.setdefault((size, arm), []).append(result)
-    groups = without_repeats(groups)
-    results = [result for group in groups.values() for result in group]
-    found_means = find(means)
+            arms.setdefault((share, arm), []).append(result)
+    counts = results_of_baselines(baselines, find)
+    groups = _in_order(arms | counts)
+    results = [result for group in arms.values() for result in group]
     published = {} if context.options.quick else PUBLISHED
-    differences = [*compare_arms(groups, published), *compare_to_means(groups, found_means)]
-    all_means = [] if found_means is None else found_means.values["means"]
-    rows_of_means = [row for place, row in enumerate(all_means) if row not in all_means[:place]]
-    facts = next((result.values for result in [*results, *([found_means] if found_means else [])]), None)
+    against = compare_to_strongest(groups)
+    differences = [*compare_arms(arms, published), *against]
+    facts = next((group[0].values for group in groups.values()), None)
     fits = [result for cell in pretrained if (result := find(cell)) is not None]
     return {
         "sections": [
-            section(
-                "Test, mean over seeds",
-                ["examples", "", "seeds", *METRICS],
-                [_mean_row(group) for group in groups.values()],
-            ),
+            _means_section("Test, mean over seeds", groups),
             *(
                 section(
                     f"{title}: paired draws of test users, mean over seeds",
-                    ["examples", "metric", "", *DIFFERENCE_COLUMNS, "published", ""],
-                    [_arms_row(one) for one in differences if (one["metric"] == PRIMARY) == is_primary],
+                    ["examples", "metric", "", *DIFFERENCE_COLUMNS, "half-width", "published", ""],
+                    [_difference_row(one) for one in differences if (one["metric"] == PRIMARY) == is_primary],
                 )
                 for title, is_primary in (
                     (f"Differences of {PRIMARY}, the metric that decides", True),
                     ("Differences of the other metrics, for comparison", False),
                 )
             ),
-            section("Predictions from means", ["examples", "", *METRICS], [_means_row(row) for row in rows_of_means]),
             section(
                 "Test, each seed",
-                ["examples", "", "seed", *METRICS, "validation log_loss", "rate", "steps", "epochs", "s"],
+                ["examples", "", "seed", *METRICS, "validation log_loss", *SETTINGS, "steps", "epochs", "s"],
                 [_single_row(result) for result in results],
             ),
+            _baselines_section("Baselines, each seed", counts),
             section(
                 "Pretraining: next item, the last event of the first 70%",
                 ["seed", "hr@10", "ndcg@10", "steps", "s"],
@@ -190,35 +238,83 @@ def _table(
             ),
         ],
         "protocol": _protocol(task, method, facts),
-        "notes": _notes(_settings(context).learning_rates) if groups else [],
+        "notes": _notes(_settings(context), context.bench.name, differences) if groups else [],
         "figures": {
             "rows": [_figures(key, result) for key, group in groups.items() for result in group],
             "differences": differences,
-            "means": rows_of_means,
             "pretraining": [{"seed": result.cell.seed} | dict(result.values["metrics"]) for result in fits],
         },
         "charts": _charts(groups),
     }
 
 
-def without_repeats(groups: Mapping[Key, Sequence[Result]]) -> dict[Key, list[Result]]:
-    """Drops groups that requested more examples than exist. They only repeat the groups with all examples (size 0)."""
-    everything = {int(group[0].values["num_examples"]) for (size, _), group in groups.items() if not size}
+def _table_of_baselines(
+    context: StudyContext, cells: Mapping[Task, Mapping[tuple[str, int], Cell]], find: Find
+) -> Table:
+    sections, differences, rows, words = [], [], [], []
+    for task, of_task in cells.items():
+        groups = _in_order(results_of_baselines(of_task, find))
+        if not groups:
+            continue
+        against = compare_to_strongest(groups)
+        sections += [
+            _means_section(f"{task.words} Test, mean over seeds", groups),
+            section(
+                f"{task.words} Differences of {PRIMARY}: paired draws of test users, mean over seeds",
+                ["examples", "metric", "", *DIFFERENCE_COLUMNS, "half-width", "published", ""],
+                [_difference_row(one) for one in against],
+            ),
+            _baselines_section(f"{task.words} Each seed", groups),
+        ]
+        differences += [{"task": task.words} | one for one in against]
+        rows += [{"task": task.words} | _figures(key, result) for key, group in groups.items() for result in group]
+        words.append(f"{task.words}{_counts(next(iter(groups.values()))[0].values)}")
     return {
-        (size, arm): list(group)
-        for (size, arm), group in groups.items()
-        if not size or int(group[0].values["num_examples"]) not in everything
+        "sections": sections,
+        "protocol": f"Examples are events after the first {PRETRAINED_SHARE:.0%} of a user's events; the examples "
+        f"for validation or test come last. {' '.join(words)}",
+        "notes": _notes_on_baselines(context.bench.name, differences) if rows else [],
+        "figures": {"rows": rows, "differences": differences},
+        "charts": [],
     }
 
 
-def compare_arms(groups: Mapping[Key, Sequence[Result]], published: Published) -> list[dict[str, Any]]:
+def results_of_baselines(cells: Mapping[tuple[str, int], Cell], find: Find) -> dict[Key, list[Result]]:
+    """Returns the finished results of each baseline, in the form of results of arms."""
+    groups: dict[Key, list[Result]] = {}
+    for (share, _), cell in cells.items():
+        if (result := find(cell)) is None:
+            continue
+        for name in TITLES:
+            if (one := result_of(result, name)) is not None:
+                groups.setdefault((share, name), []).append(one)
+    return groups
+
+
+def _in_order(groups: Groups) -> dict[Key, Sequence[Result]]:
+    """Returns the groups in the order of the table: by share, arms first."""
+    keys = [(share, name) for share in EXAMPLES for name in NAMES if (share, name) in groups]
+    return {key: groups[key] for key in keys}
+
+
+def strongest_baseline(groups: Groups, share: str) -> str | None:
+    """Returns the baseline with the highest mean AUC on test users among those with this share of the examples."""
+    found = {name: _mean(groups[share, name], PRIMARY) for name in TITLES if (share, name) in groups}
+    return max(found, key=lambda name: found[name]) if found else None
+
+
+def _mean(group: Sequence[Result], metric: str) -> float:
+    return float(np.mean([result.values["metrics"][metric] for result in group]))
+
+
+def compare_arms(groups: Groups, published: Published) -> list[dict[str, Any]]:
     """Compares each pair of arms with the same examples. Returns the difference of the means over seeds."""
     found = []
-    for size in dict.fromkeys(size for size, _ in groups):
+    for share in dict.fromkeys(share for share, _ in groups):
         for one, other in PAIRS:
-            if (size, one) not in groups or (size, other) not in groups:
+            if (share, one) not in groups or (share, other) not in groups:
                 continue
-            ours, theirs = groups[size, one], groups[size, other]
+            ours, theirs = groups[share, one], groups[share, other]
             for metric in METRICS:
                 sign, words = published.get((one, other), (None, ""))
                 measured = measure(ours, theirs, metric)
@@ -226,18 +322,16 @@ def compare_arms(groups: Mapping[Key, Sequence[Result]], published: Published) -
     return found
 
 
-def compare_to_means(groups: Mapping[Key, Sequence[Result]], means: Result | None) -> list[dict[str, Any]]:
-    """Compares arms that trained on all examples with predictions from the means of item and user (`run_means`)."""
-    if means is None:
-        return []
+def compare_to_strongest(groups: Groups) -> list[dict[str, Any]]:
+    """Compares the AUC of each arm and baseline with that of the strongest baseline on the same examples."""
     found = []
-    for (size, arm), group in groups.items():
-        for metric in () if size else METRICS:
-            theirs = float(means.values["means"][-1]["metrics"][metric])
-            singles = [float(result.values["metrics"][metric]) for result in group]
-            low, high = interval(_draws(group, metric) - means.array(f"draws_{metric}"))
-            measured = Measured(float(np.mean(singles)) - theirs, low, high, singles, [theirs], is_fixed=True)
-            found.append(_figures_of_pair(measured, arm, "means", metric, group, None) | {"published": ""})
+    for share, name in groups:
+        best = strongest_baseline(groups, share)
+        if best is None or name == best:
+            continue
+        ours, theirs = groups[share, name], groups[share, best]
+        measured = measure(ours, theirs, PRIMARY)
+        found.append(_figures_of_pair(measured, name, best, PRIMARY, ours, None) | {"published": ""})
     return found
 
 
@@ -245,66 +339,90 @@ def _figures_of_pair(
     measured: Measured, arm: str, against: str, metric: str, group: Sequence[Result], published: int | None
 ) -> dict[str, Any]:
     names = {"num_examples": group[0].values["num_examples"], "arm": arm, "against": against, "metric": metric}
-    return names | figures_of(measured, published, is_lower_better=metric == "log_loss")
+    figures = figures_of(measured, published, is_lower_better=metric == "log_loss")
+    return names | figures | {"half_width": (measured.high - measured.low) / 2}
 
 
 def measure(ours: Sequence[Result], theirs: Sequence[Result], metric: str) -> Measured:
-    """Measures the difference between two arms. Its interval comes from draws of test users, the same for both arms."""
+    """Measures the difference between two groups. Its interval comes from draws of test users, the same for both."""
     draws = _draws(ours, metric) - _draws(theirs, metric)
     mine, other = ([float(result.values["metrics"][metric]) for result in group] for group in (ours, theirs))
     low, high = interval(draws)
-    return Measured(float(np.mean(mine) - np.mean(other)), low, high, mine, other)
+    # A baseline on all examples is the same for every seed.
+    fixed = [
+        group[0].cell.stage == "transfer-baselines" and group[0].cell.protocol["share"] == 1.0
+        for group in (ours, theirs)
+    ]
+    if fixed[0]:
+        mine = mine * 2  # Two equal figures: another seed would change nothing.
+    return Measured(float(np.mean(mine) - np.mean(other)), low, high, mine, other, is_fixed=fixed[1])
 
 
 def _draws(group: Sequence[Result], metric: str) -> NDArray[np.float64]:
     return np.mean([result.array(f"draws_{metric}") for result in group], axis=0, dtype=np.float64)
 
 
-def _protocol(task: Task, method: Method, facts: Mapping[str, Any] | None) -> str:
-    counts = ""
-    if facts is not None:
-        counts = (
-            f" Up to {facts['num_train']:,} examples serve for training, {facts['num_validation']:,} for validation "
-            f"and {facts['num_test']:,} for the test ({facts['share_yes']:.1%} yes). The {facts['num_test_users']:,} "
-            "test users are not validation users, but their earlier events may be training examples."
-        )
+def _counts(facts: Mapping[str, Any]) -> str:
     return (
-        f"Task: {task.question} The model gets the history with its actions, and the item. PinFM ({method.reads}) is "
-        f"pretrained on the first {PRETRAINED_SHARE:.0%} of each user's events, to predict items. Examples come after "
-        f"these events. A user's examples for validation or test come last.{counts}"
+        f" Up to {facts['num_train']:,} examples serve for training, {facts['num_validation']:,} for validation "
+        f"and {facts['num_test']:,} for the test, of which {round(facts['num_test'] * facts['share_yes']):,} are yes "
+        f"({facts['share_yes']:.1%}). The {facts['num_test_users']:,} test users are not validation users, but their "
+        "earlier events may be training examples."
     )
 
 
-def _notes(rates: Sequence[float]) -> list[str]:
+def _protocol(task: Task, method: Method, facts: Mapping[str, Any] | None) -> str:
+    return (
+        f"Task: {task.words} The model gets the history with its actions, and the item. PinFM ({method.reads}) is "
+        f"pretrained on the first {PRETRAINED_SHARE:.0%} of each user's events, to predict items. Examples come after "
+        f"these events. A user's examples for validation or test come last.{_counts(facts) if facts else ''}"
+    )
+
+
+def _notes(settings: FitSettings, dataset: str, differences: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
         "fine-tuned: the pretrained model learns at a tenth of the head's rates; frozen: only the head learns; from "
         "scratch: the same model starts from random parameters and learns at the head's rates.",
-        f"Every arm tries {counted(len(rates), 'rate')}; steps and rate are chosen by log-loss on validation users; "
-        "each arm is tested once.",
+        f"Every arm tries {counted(len(settings.tried()), 'setting')}: {counted(len(settings.learning_rates), 'rate')} "
+        f"with {counted(len(settings.regularisations), 'regularisation')} each. Steps and setting are chosen by "
+        "log-loss on validation users; each arm is tested once.",
         "auc_within_users compares examples only with examples of the same user.",
-        "means: predictions from the means of item and user over all events before the judged events. They use the "
-        "answers of all these events, but the arms use only the answers of their examples.",
+        *_notes_on_baselines(dataset, differences),
         "The publication's arms are rankers with and without PinFM; here all three arms are the same model, so only "
         "the directions of differences can be compared.",
     ]
 
 
-def _mean_row(group: Sequence[Result]) -> list[str]:
-    values = group[0].values
-    means = [float(np.mean([result.values["metrics"][metric] for result in group])) for metric in METRICS]
-    arm = ARMS[group[0].cell.protocol["arm"]]
-    return [f"{values['num_examples']:,}", arm, str(len(group)), *(f"{mean:.4f}" for mean in means)]
+def _notes_on_baselines(dataset: str, differences: Sequence[Mapping[str, Any]]) -> list[str]:
+    judged = [one for one in differences if one["metric"] == PRIMARY and one["arm"] not in WEAK]
+    widest = max((one["half_width"] for one in judged), default=None)
+    words = f"The widest interval of a difference of {PRIMARY}, without weak baselines, is ±{widest or 0.0:.4f}."
+    aim = f" The aim is at most {WIDEST[dataset]:.4f}." if dataset in WIDEST else " This is what the test users allow."
+    return [
+        "Baselines read counts: of the user's earlier events, of the item's events among the first "
+        f"{PRETRAINED_SHARE:.0%} of users' events, of the user's earlier events with the item, and the event before. "
+        "Their settings are chosen by log-loss on validation users; each baseline is tested once. The strongest "
+        "baseline is the one with the highest AUC on the test, which favours the baselines.",
+        *([] if widest is None else [words + aim]),
+    ]
 
 
-def _arms_row(one: Mapping[str, Any]) -> list[str]:
-    names = [f"{one['num_examples']:,}", one["metric"], f"{one['arm']} − {one['against']}"]
-    return [*names, *difference_cells(one), one["published"], one["verdict"]]
+def _means_section(title: str, groups: Groups) -> dict[str, Any]:
+    rows = []
+    for (share, name), group in groups.items():
+        means = [f"{_mean(group, metric):.4f}" for metric in METRICS]
+        words = "strongest baseline" if strongest_baseline(groups, share) == name else ""
+        values = group[0].values
+        rows.append([f"{values['num_examples']:,}", NAMES[name], str(values["tries"]), str(len(group)), *means, words])
+    return section(title, ["examples", "", "tries", "seeds", *METRICS, ""], rows)
 
 
-def _means_row(row: Mapping[str, Any]) -> list[str]:
-    name = "mean of the item" + (" and of the user" if row["with_users"] else "")
-    source = ", all events before the judged events" if row["all_known"] else ""
-    return [f"{row['num_examples']:,}", name + source, *(f"{row['metrics'][metric]:.4f}" for metric in METRICS)]
+def _difference_row(one: Mapping[str, Any]) -> list[str]:
+    names = [f"{one['num_examples']:,}", one["metric"], f"{NAMES[one['arm']]} − {NAMES[one['against']]}"]
+    return [*names, *difference_cells(one), f"{one['half_width']:.4f}", one["published"], one["verdict"]]
+
+
+SETTINGS = ("rate", "dropout", "weight decay")
 
 
 def _single_row(result: Result) -> list[str]:
@@ -312,9 +430,23 @@ def _single_row(result: Result) -> list[str]:
     return [
         *(f"{values['num_examples']:,}", ARMS[cell.protocol["arm"]], str(cell.seed)),
         *(f"{values['metrics'][metric]:.4f}" for metric in METRICS),
-        *(f"{values['validation_log_loss']:.4f}", f"{values['learning_rate']:g}", f"{values['steps']:,}"),
-        *(f"{values['epochs']:.1f}", f"{values['seconds']:,.0f}"),
+        f"{values['validation_log_loss']:.4f}",
+        *(f"{values[name]:g}" for name in ("learning_rate", "dropout", "weight_decay")),
+        *(f"{values['steps']:,}", f"{values['epochs']:.1f}", f"{values['seconds']:,.0f}"),
     ]
+
+
+def _baselines_section(title: str, groups: Groups) -> dict[str, Any]:
+    rows = [
+        [
+            *(f"{result.values['num_examples']:,}", NAMES[name], str(result.cell.seed)),
+            *(f"{result.values['metrics'][metric]:.4f}" for metric in METRICS),
+            *(f"{result.values['validation_log_loss']:.4f}", result.values["settings"]),
+        ]
+        for (_, name), group in groups.items()
+        for result in group
+    ]
+    return section(title, ["examples", "", "seed", *METRICS, "validation log_loss", "settings"], rows)
 
 
 def _pretraining_row(result: Result) -> list[str]:
@@ -324,21 +456,23 @@ def _pretraining_row(result: Result) -> list[str]:
 
 
 def _figures(key: Key, result: Result) -> dict[str, Any]:
-    kept = ("metrics", "num_examples", "steps", "epochs", "learning_rate", "validation_log_loss", "seconds", "device")
-    return {"arm": key[1], "seed": result.cell.seed} | {name: result.values[name] for name in kept}
+    kept = ("metrics", "num_examples", "tries", "validation_log_loss", "learning_rate", "steps", "settings", "device")
+    values = {name: result.values[name] for name in kept if name in result.values}
+    return {"arm": key[1], "seed": result.cell.seed} | values
 
 
-def _charts(groups: Mapping[Key, Sequence[Result]]) -> list[dict[str, Any]]:
-    """Returns a chart of AUC over the number of examples on a logarithmic scale, with a line for each arm."""
+def _charts(groups: Groups) -> list[dict[str, Any]]:
+    """Returns a chart of AUC over the number of examples on a logarithmic scale: a line for each arm, and one for the
+    strongest baseline."""
     lines = []
-    for arm, title in ARMS.items():
-        mine = sorted(
-            (group[0].values["num_examples"], float(np.mean([result.values["metrics"]["auc"] for result in group])))
-            for (_, other), group in groups.items()
-            if other == arm
-        )
+    for name, title in {**ARMS, "": "strongest baseline"}.items():
+        mine = []
+        for share in EXAMPLES:
+            found = name or strongest_baseline(groups, share)
+            if group := groups.get((share, found or "")):
+                mine.append((float(np.log10(group[0].values["num_examples"])), _mean(group, PRIMARY)))
         if len(mine) > 1:
-            lines.append({"name": title, "x": [float(np.log10(x)) for x, _ in mine], "y": [y for _, y in mine]})
+            lines.append({"name": title, "x": [x for x, _ in mine], "y": [y for _, y in mine]})
     if not lines:
         return []
     return [
@@ -348,7 +482,7 @@ def _charts(groups: Mapping[Key, Sequence[Result]]) -> list[dict[str, Any]]:
             "title": "AUC on test users by the number of examples",
             "x_label": "log10 of the number of training examples",
             "y_label": "AUC",
-            "description": "One line for each arm, mean over seeds.",
+            "description": "One line for each arm and one for the strongest baseline, mean over seeds.",
             "lines": lines,
         }
     ]

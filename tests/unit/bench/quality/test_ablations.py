@@ -15,7 +15,7 @@ from tackboard.bench.quality.cell import Machine, metrics_of, run_cell
 from tackboard.bench.quality.cells import Cell, Work
 from tackboard.bench.quality.data import find_bench
 from tackboard.bench.quality.kept_ranks import write_kept
-from tackboard.bench.quality.run import finished, kept_options, recompute
+from tackboard.bench.quality.run import finished, kept_options, measure, recompute
 from tackboard.bench.quality.study_plan import Options, StudyContext, StudyPlan
 from tackboard.core.errors import UsageError
 from tackboard.data.source import open_sequences
@@ -65,6 +65,20 @@ def test_the_base_answers_five_questions_and_runs_once(work: Work) -> None:
     ladder = [cell for cell in plan.cells if cell.method.startswith("ablation-ladder")]
     assert len(ladder) == 3 * 7 and all("ahead" not in cell.protocol for cell in ladder)
     assert {cell.stage for cell in plan.cells} == {"validate"}
+
+
+def test_only_the_questions_that_were_asked(work: Work) -> None:
+    plan = plan_of(work, "ml-1m", questions=("ladder", "own"), seeds=1)
+    asked = [question for question in QUESTIONS if question.name in ("own", "ladder")]
+    assert len(plan.cells) == sum(len(question.variants) for question in asked)
+    assert {cell.name for cell in plan.cells} <= {cell.name for cell in plan_of(work, "ml-1m").cells}
+    empty = plan.table(work.find)["sections"]
+    assert [part["title"] for part in empty if "differences" not in part["title"]] == [one.title for one in asked]
+    with pytest.raises(UsageError, match="--questions laddr is no question") as caught:
+        plan_of(work, "ml-1m", questions=("laddr",))
+    assert "ladder" in str(caught.value) and "positives" not in str(caught.value)
+    with pytest.raises(UsageError, match="--questions own does nothing in --study compare"):
+        measure("ml-1m", Options(questions=("own",)), work=work.root, device="cpu")
 
 
 def test_a_quick_one_is_short(work: Work) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from tackboard.bench.quality.cell import Judge, metrics_of
 from tackboard.bench.quality.cells import Cell, Result
-from tackboard.bench.quality.data import TIE_RULES, settle_ties
-from tackboard.bench.quality.gaps import GAPS, by_gap, gap_rows, range_of_gaps, without_same_second
+from tackboard.bench.quality.data import TIE_RULES, find_bench, settle_ties
+from tackboard.bench.quality.gaps import GAPS, by_gap, gap_names, gap_rows, range_of_gaps, without_same_second
 from tackboard.data.source import open_sequences
 from tackboard.events.dataset import write_dataset
 from tackboard.events.public.publisher import canonical_events
@@ -40,6 +40,14 @@ def test_gaps_of_a_log(tmp_path: Path, rule: str) -> None:
 def test_ranges() -> None:
     assert range_of_gaps(np.array(LAST_GAPS_S)).tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     assert range_of_gaps(np.array([-1])).tolist() == [-1], "a user without an event before is in no range"
+
+
+def test_the_same_instant_is_called_after_the_times_of_the_dataset() -> None:
+    assert [find_bench(name).instant for name in ("ml-1m", "deskdrop", "kakao-brunch")] == ["second", "second", "hour"]
+    assert gap_names("second") == list(GAPS) and gap_names("hour") == ["same hour", *list(GAPS)[1:]]
+    group = [result_of("ours", 0, [0, 99], [0, 7_200])]
+    figures = by_gap({("file", "ours"): group}, "hour")
+    assert [(one["gap"], one["users"]) for one in figures if one["users"]] == [("same hour", 1), ("under a day", 1)]
 
 
 def result_of(method: str, seed: int, ranks: list[int], gaps: list[int] | None = None) -> Result:

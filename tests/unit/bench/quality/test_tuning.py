@@ -10,9 +10,10 @@ from tackboard.bench.quality import tuning
 from tackboard.bench.quality.cell import Machine, metrics_of, run_cell
 from tackboard.bench.quality.cells import Cell, Result, Work
 from tackboard.bench.quality.data import find_bench
+from tackboard.bench.quality.kept_ranks import write_kept
 from tackboard.bench.quality.methods import METHODS
 from tackboard.bench.quality.report import report
-from tackboard.bench.quality.run import measure
+from tackboard.bench.quality.run import finished, kept_options, measure, recompute
 from tackboard.bench.quality.study_plan import Options, StudyContext
 from tackboard.bench.quality.tuning import DROPOUT, GRIDS, RATE, STEPS, TABLE_RATE, draw, edges_of, grid_of, tune
 from tackboard.bench.report import table_lines
@@ -36,7 +37,9 @@ def finish(context: StudyContext, cell: Cell, share: float | None) -> Result:
     """A result in which that share of 100 users has the held-out item first; None: it diverged."""
     ranks = np.where(np.arange(100) < (share or 0) * 100, 0, 3_000)
     values = {"metrics": metrics_of(ranks), "chosen_steps": 4, "seconds": 1.5, "num_items": 30}
-    return context.work.save(cell, {"diverged": "loss is nan"} if share is None else values, {"ranks": ranks})
+    if share is None:  # A fit that diverged has no ranks.
+        return context.work.save(cell, {"diverged": "loss is nan"}, {})
+    return context.work.save(cell, values, {"ranks": ranks})
 
 
 def rows_of(table: dict[str, Any], title: str) -> list[list[str]]:
@@ -116,6 +119,9 @@ def test_the_table_has_every_try_and_the_choice(context: StudyContext) -> None:
     assert entry.startswith('("sasrec-fair", "ml-1m"): Tuned(tries=3, note="1 diverged", settings=("optimizer.dense_')
     assert f"For bench/quality/tuned.py: {entry}" in table["notes"]
     assert [one["diverged"] for one in table["figures"]["rows"]] == [None, "loss is nan", None, None]
+    kept = context.work.root / "tune_ranks.npz"
+    write_kept(kept, kept_options(context, plan), {"dataset": "ml-1m"}, finished(context, plan))
+    assert recompute(kept)["table"] == table, "the table comes out of the kept ranks"
     for cell in plan.cells:
         finish(context, cell, 0.2)
     [_, entry] = plan.table(context.work.find)["figures"]["entries"]

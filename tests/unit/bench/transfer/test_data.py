@@ -11,10 +11,12 @@ from tackboard.batch import HashConfig
 from tackboard.bench.transfer.data import (
     PRETRAINED_SHARE,
     Examples,
+    Task,
     additive_means,
     rising,
     share_of,
     task_dataset,
+    times_met,
     user_offsets,
     write_beginning,
     write_task,
@@ -26,6 +28,7 @@ from tackboard.events.dataset import open_dataset, write_dataset
 from tackboard.events.public.publisher import canonical_events
 
 YES = ("rating_4", "rating_5")
+TASK = Task("will it be 4 or 5?", YES)
 HASHING = HashConfig(num_hashes=2, num_rows=64)
 COLUMNS = ["user_id", "item_id", "time_ms", "action"]
 
@@ -43,7 +46,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("datasets")
     path = write_dataset(root, "made-up", events, item_attributes=items, source={"last_tied_share": 0.0})
     for part in ("train", "judge"):
-        write_task(path, YES, part)
+        write_task(path, TASK, part)
     return path
 
 
@@ -109,13 +112,6 @@ def test_parts_follow_each_other_in_every_user(dataset: Path, data: RequestConfi
     assert not set(validation.users.tolist()) & set(test.users.tolist())
     assert len(validation) + len(test) == len(numbers["judge"])
     assert len(Examples.of(steps_of(data))) == len(numbers["train"]), "every user trains"
-    known = Examples.before_judging(dataset, YES)
-    assert len(known) == share_of(offsets, 0.85).sum()
-    assert int(known.labels.sum()) == sum(
-        whole["action"][int(begin) + number].as_py() in YES
-        for begin, size in zip(offsets[:-1], np.diff(offsets), strict=True)
-        for number in range(int(size * 0.85))
-    )
 
 
 def test_a_history_is_every_earlier_event_in_the_order_of_the_file(dataset: Path, data: RequestConfig) -> None:
@@ -172,6 +168,29 @@ def test_additive_means(data: RequestConfig, with_users: bool) -> None:
 
 
 def test_means_of_nothing_are_even_odds(data: RequestConfig) -> None:
-    nothing = Examples(*(np.zeros(0, dtype) for dtype in (np.int64, np.int64, np.bool_)))
+    nothing = Examples(*(np.zeros(0, dtype) for dtype in (np.int64, np.int64, np.bool_, np.int64)))
     found = additive_means(nothing, Examples.of(steps_of(data, "test")), with_users=True)
     assert (found == 0.5).all()
+
+
+def test_without_repeats_no_item_was_met_before(dataset: Path) -> None:
+    write_task(dataset, dataclasses.replace(TASK, only_new=True), "judge")
+    examples = open_dataset(task_dataset(dataset, "judge", only_new=True))
+    events = examples.read_events(COLUMNS)
+    found = {(row["user_id"], row["time_ms"], row["item_id"][0]) for row in read_requests(examples).to_pylist()}
+    every = {
+        (row["user_id"], row["time_ms"], row["item_id"][0])
+        for row in read_requests(open_dataset(task_dataset(dataset, "judge"))).to_pylist()
+    }
+    met: set[tuple[int, int]] = set()
+    new = set()
+    for row in events.to_pylist():
+        if (row["user_id"], row["item_id"]) not in met:
+            new.add((row["user_id"], row["time_ms"], row["item_id"]))
+        met.add((row["user_id"], row["item_id"]))
+    assert 0 < len(found) < len(every) and found == every & new
+
+
+def test_times_met() -> None:
+    users, items = np.array([7, 7, 7, 7, 3, 3, 3]), np.array([5, 6, 5, 5, 5, 6, 6])
+    assert times_met(users, items).tolist() == [0, 0, 1, 2, 0, 0, 1]

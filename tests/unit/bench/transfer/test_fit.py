@@ -40,7 +40,12 @@ TINY = (
     "training.steps=6",
     "training.checkpoint_every=3",
 )
-SHORT = {"max_points": 1, "least_steps": 5}
+SHORT = {"max_points": 1, "least_steps": 5, "regularisations": [[0.1, 0.0]]}
+
+
+LEARNED = 0.88
+"""Least AUC of an arm that has learned the task of `easy`. One of each user's five judged events is a no whatever its
+item is. So no model can be above 1 − .48 / 3.08 / 2 = .92: of 3.08 times no per user, .48 have an item of a yes."""
 
 
 @pytest.fixture(autouse=True)
@@ -73,8 +78,8 @@ def easy(tmp_path: Path) -> tuple[Work, Cell]:
     path = write_dataset(tmp_path / "made-up", "easy", events, source={"last_tied_share": 0.0})
     path.rename(work.datasets / "ml-1m-file-every6")
     cell = cells_of(work)[-1]
-    assert cell.protocol["arm"] == "scratch" and not cell.protocol["num_examples"]
-    settings = {"learning_rates": [1e-6, 1e-2], "max_points": 3, "users_per_step": 8}
+    assert cell.protocol["arm"] == "scratch" and cell.protocol["share"] == 1.0
+    settings = {"learning_rates": [1e-6, 1e-2], "max_points": 3, "users_per_step": 8, "regularisations": [[0.1, 0.01]]}
     return work, dataclasses.replace(cell, protocol={**cell.protocol, **settings})
 
 
@@ -93,16 +98,18 @@ def test_every_stage_runs_and_arms_move_what_they_should(cells: tuple[Work, list
     known = parameters_at(pretrained.path / "checkpoint")
     assert sum(tensor.numel() for tensor in known.values()) == pretrained.values["parameters"]
     assert not (pretrained.path / "checkpoint" / "optimizer.safetensors").exists()
-    means = run_cell(work, every[1], CPU)
-    assert [row["all_known"] for row in means.values["means"]] == [False] * 4 + [True] * 2
-    arms = {cell.protocol["arm"]: with_protocol(cell, **SHORT) for cell in every[2:] if cell.protocol["num_examples"]}
+    arms = {
+        cell.protocol["arm"]: with_protocol(cell, **SHORT)
+        for cell in every[1:]
+        if cell.stage == "transfer" and cell.protocol["share"] < 1.0
+    }
     moved = {}
     for arm, cell in arms.items():
         result = run_cell(work, cell, CPU)
         assert 0.0 <= result.values["metrics"]["auc"] <= 1.0, arm
-        assert result.values["num_examples"] == result.values["num_train"] > 0
+        assert result.values["num_examples"] == round(result.values["num_train"] / 3) > 0
         assert result.array("draws_auc").shape == (1000,)
-        run = work.run(cell) / "rate-0.003"
+        run = work.run(cell) / "rate-0.003-dropout-0.1-decay-0"
         config = config_from_json(json.loads((run / "config.json").read_text()))
         torch.manual_seed(cell.seed)
         before = config.model.build(open_examples(work, cell, config).vocabulary).state_dict()
@@ -133,9 +140,10 @@ def test_it_learns_the_task_and_takes_the_better_rate(
     monkeypatch.chdir(tmp_path)
     work, cell = Work(Path("work")), easy[1]  # As --work mostly is: not absolute.
     result = run_cell(work, cell, CPU)
-    assert result.values["metrics"]["auc"] > 0.9
+    assert result.values["metrics"]["auc"] > LEARNED
     assert result.values["learning_rate"] == 1e-2
-    for name in ("rate-1e-06", "rate-0.01"):
+    assert result.values["dropout"] == 0.1 and result.values["weight_decay"] == 0.01 and result.values["tries"] == 2
+    for name in ("rate-1e-06-dropout-0.1-decay-0.01", "rate-0.01-dropout-0.1-decay-0.01"):
         [kept] = (work.run(cell) / name / "checkpoints").glob("step-*")
         judgements = [json.loads(line) for line in (work.run(cell) / name / "events.jsonl").read_text().splitlines()]
         best = min((one["loss"], one["step"]) for one in judgements if one["event"] == "validated")
@@ -148,7 +156,7 @@ def test_a_gpu_fits_too(easy: tuple[Work, Cell]) -> None:
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
     result = run_cell(*easy, Machine(device="cuda"))
-    assert result.values["metrics"]["auc"] > 0.9 and result.values["device"] != "cpu"
+    assert result.values["metrics"]["auc"] > LEARNED and result.values["device"] != "cpu"
 
 
 def test_from_scratch_too_the_words_are_those_of_pretraining(easy: tuple[Work, Cell]) -> None:
@@ -182,7 +190,10 @@ def test_a_killed_cell_goes_on_and_ends_as_if_it_had_not_been(easy: tuple[Work, 
             process.wait()
     assert work.find(cell) is None, log.read_text()
     resumed = run_cell(work, cell, CPU)
-    events = [json.loads(line) for line in (work.run(cell) / "rate-0.01" / "events.jsonl").read_text().splitlines()]
+    events = [
+        json.loads(line)
+        for line in (work.run(cell) / "rate-0.01-dropout-0.1-decay-0.01" / "events.jsonl").read_text().splitlines()
+    ]
     [again] = [event for event in events if event["event"] == "resume"]
     assert again["step"] >= 20
     other = Work.open(tmp_path / "other")
@@ -191,6 +202,16 @@ def test_a_killed_cell_goes_on_and_ends_as_if_it_had_not_been(easy: tuple[Work, 
     whole = run_cell(other, cell, CPU)
     for name in ("metrics", "validation_log_loss", "steps"):
         assert resumed.values[name] == whole.values[name]
+
+
+def test_every_rate_is_tried_with_every_regularisation() -> None:
+    settings = FitSettings()
+    assert len(settings.learning_rates) >= 6 and len(settings.regularisations) >= 2
+    assert len(set(settings.tried())) == len(settings.learning_rates) * len(settings.regularisations)
+    protocol = json.loads(json.dumps(dataclasses.asdict(settings)))
+    assert FitSettings.of(protocol) == settings, "as a cell on disk holds them"
+    training = settings.training(100, CPU)
+    assert training.precision == training.compile == "auto"
 
 
 def test_steps_grow_with_the_examples() -> None:
