@@ -145,7 +145,7 @@ def test_many_requests_are_scored_as_each_alone() -> None:
 
 
 def test_a_model_pulls_in_batches_and_not_the_log_or_the_language() -> None:
-    """Who reads PinFM reads models and batches: fewer than 5 thousand lines, with every backbone and the crossing of candidates."""
+    """Who reads PinFM reads models and batches: fewer than 5 thousand lines, with every backbone."""
     code = (
         "import sys; import tackboard.models.pinfm; "
         "print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('tackboard') and m.__file__))"

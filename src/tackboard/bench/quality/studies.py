@@ -46,7 +46,7 @@ TRIES_NOTE = (
 )
 MEANS_HEADER = [*NAMED, "seeds", *METRICS]
 APART = "not in the {} of the event before"
-"""Name of the test events that are not in the same second as the event before; in some logs, the same hour (gaps.py)."""
+"""The test events that are not in the same second as the event before (in some logs, the same hour: gaps.py)."""
 HSTU_README = "meta-recsys/generative-recommenders, README"
 PUBLISHED: dict[str, dict[str, tuple[str, str, tuple[float, ...]]]] = {
     "ml-1m": {

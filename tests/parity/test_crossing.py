@@ -10,7 +10,6 @@ import torch
 from tackboard.batch import cross_layout
 from tackboard.batch.cross_layout import CrossLayout
 from tackboard.batch.row_layout import RowLayout
-from tackboard.core.errors import DataError
 from tackboard.models.backbone import BackboneConfig
 from tackboard.models.decoder import LayerStack
 from tackboard.ops import crossed_attention
@@ -145,10 +144,3 @@ def crossed_attention_of(problem: Problem, layers: list[tuple[torch.Tensor, torc
     context = problem.stack.read_context(problem.x, RowLayout.of_lengths(problem.lengths), problem.times)
     crossing = CrossLayout.of(problem.offsets, problem.row_of, 6)
     return problem.stack.cross(problem.candidates, dataclasses.replace(context, layers=layers), crossing, problem.asked)
-
-
-def test_candidates_must_be_sorted_by_request() -> None:
-    with pytest.raises(DataError, match="sort the candidates"):
-        CrossLayout.of(torch.tensor([0, 2, 3]), torch.tensor([1, 0]))
-    with pytest.raises(DataError, match="do not rise from 0 to 1"):
-        CrossLayout.of(torch.tensor([0, 2, 3]), torch.tensor([0, 2]))
