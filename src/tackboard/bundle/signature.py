@@ -1,4 +1,8 @@
-"""Reads and writes signature.json, which describes a bundle's model: its inputs, known actions, surfaces and origin."""
+"""Reads and writes signature.json, which describes a bundle's model: its inputs, known actions, surfaces and origin.
+
+A bundle made for training holds all parameters of the model, and the tables as the run stored them. A bundle made for
+serving lacks the parameters that only training needs, and its tables may be rounded.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,13 @@ from tackboard.core.config import from_dict, to_dict
 from tackboard.core.documents import blaming, read_document
 from tackboard.core.errors import CorruptFileError, DataError
 from tackboard.core.files import write_json_atomic
-from tackboard.core.manifest import verify_manifest
+from tackboard.core.manifest import read_manifest, verify_manifest
 from tackboard.core.vocabulary import Vocabulary
 
 KIND = "bundle"
 FILE_NAME = "signature.json"
-FORMAT_VERSION = 2
-"""Version 2 added `reads` and features.json."""
+FORMAT_VERSION = 3
+"""Version 2 added `reads` and features.json. Version 3 added `purpose` and `fresh_rows`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,6 +41,10 @@ class Signature:
     """Type of user ids; empty if the checkpoint did not record it, as in bundles of version 1."""
     reads: tuple[str, ...] = ()
     """The features the model reads, e.g. history.item; empty in bundles of version 1, which read standard features."""
+    purpose: Literal["serving", "training"] = "serving"
+    """What the bundle was made for. A run can start only from a bundle made for training; both kinds can be served."""
+    fresh_rows: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """For training: how the rows that training has not changed were made, by table; see `checkpoint.stored_rows`."""
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -55,8 +63,13 @@ def read_bundle(folder: Path) -> Signature:
         raise DataError(
             f"{folder} is a run", allowed="allowed: a bundle", fix=f"make one: tackboard export {folder} --out BUNDLE"
         )
-    manifest = verify_manifest(folder, KIND)
-    path = folder / FILE_NAME
+    verify_manifest(folder, KIND)
+    return read_signature(folder)
+
+
+def read_signature(folder: Path) -> Signature:
+    """Reads signature.json of a bundle and checks its fields. The bytes of the bundle's files are not verified."""
+    path, manifest = folder / FILE_NAME, read_manifest(folder)
     data = read_document(path, {"format_version": int, "model.config_class": str, "model.config": dict})
     version = data["format_version"]
     if version > FORMAT_VERSION:

@@ -49,6 +49,10 @@ OPTIONAL = {
     "validation.num_worse": int,
     "model.code_file": str,
     "model.code_sha256": str,
+    "started_from.run": str,
+    "started_from.step": int,
+    "started_from.snapshot": str,
+    "started_from.prefix": str,
 }
 """Fields that older versions did not write."""
 

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 def train(
     recipe: str = typer.Argument(..., help="Run this recipe: a name (demo) or path/to/file.py:recipe."),
     overrides: list[str] = typer.Option([], "--set", help="Change a setting: --set training.steps=200. Repeatable."),
+    start: str = typer.Option(
+        "",
+        "--from",
+        metavar="RUN",
+        help="Begin with the parameters of this run, checkpoint, or bundle made by `tackboard export --for-training`.",
+    ),
     runs: Path = typer.Option(Path("runs"), "--runs", help="Write the run into this folder of runs."),
     resume: str = typer.Option(
         "never", "--resume", help="Resume this run; `auto` resumes the newest unfinished run; `never` starts a new run."
@@ -39,6 +45,8 @@ def train(
     if fast_dev_run:
         overrides = [*overrides, "training.steps=2", "training.checkpoint_every=1", "training.log_every=1"]
     config = apply_overrides(config, overrides)
+    if start:
+        config = _from(config, start, overrides)
     if settings:
         _print_settings(config)
         return
@@ -58,7 +66,7 @@ def train(
         from tackboard.train.dry_run import estimate_run
 
         # A run that does not fit into memory or disk is refused before anything is allocated.
-        estimate = estimate_run(config, source, runs, steps)
+        estimate = estimate_run(config, source, runs, steps, is_resumed=checkpoint is not None)
         if dry_run:
             _report(estimate, json_output)
             return
@@ -91,6 +99,20 @@ def train(
     if fast_dev_run:
         result |= _after_training(run, source.dataset, code_file)
     _report(result, json_output)
+
+
+def _from(config: RunConfig, place: str, overrides: list[str]) -> RunConfig:
+    """Returns the config of a run that begins with the parameters of `place`."""
+    from tackboard.core.errors import UsageError
+    from tackboard.train.start import start_from
+
+    if any(override.startswith("start.run=") for override in overrides) and config.start.run != place:
+        raise UsageError(
+            f"--from {place} and --set start.run={config.start.run} name different runs",
+            allowed="--from RUN does the same as --set start.run=RUN",
+            fix="give only one of them",
+        )
+    return start_from(config, place)
 
 
 def _warn_of_forgotten(snapshot: Path) -> None:

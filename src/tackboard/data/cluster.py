@@ -23,7 +23,7 @@ import itertools
 import json
 import logging
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ from tackboard.batch.batches import Batch
 from tackboard.core.errors import CorruptFileError, DataError, TackboardError, UsageError
 from tackboard.core.manifest import read_manifest
 from tackboard.data.loader import TrainingSteps
-from tackboard.data.request_loader import RequestSteps
+from tackboard.data.request_loader import RequestSteps, RequestTable
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import Codes
 
@@ -172,18 +172,28 @@ class StepWorker:
 
 
 class SharedReads:
-    """A source that keeps the sequences of its last read, so that the shares of all ranks need only one read."""
+    """A source that keeps its last read of events and of requests, so that the shares of all ranks need one read."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
-        self._kept: tuple[list[int], Sequences] | None = None
+        self._kept: dict[str, tuple[list[int], Any]] = {}
 
     def read(self, buckets: NDArray[np.int64], codes: Codes | None = None) -> Sequences:
         """Does the same as `SequenceSource.read`."""
-        if self._kept is None or self._kept[0] != buckets.tolist():
-            self._kept = None  # Free the old sequences before the new ones are read.
-            self._kept = buckets.tolist(), self._source.read(buckets, codes)
-        return self._kept[1]
+        sequences: Sequences = self._shared("events", buckets, lambda: self._source.read(buckets, codes))
+        return sequences
+
+    def read_requests(self, buckets: NDArray[np.int64]) -> RequestTable:
+        """Does the same as `RequestSource.read_requests`."""
+        requests: RequestTable = self._shared("requests", buckets, lambda: self._source.read_requests(buckets))
+        return requests
+
+    def _shared(self, kind: str, buckets: NDArray[np.int64], read: Callable[[], Any]) -> Any:
+        kept = self._kept.get(kind)
+        if kept is None or kept[0] != buckets.tolist():
+            self._kept.pop(kind, None)  # Free the old rows before the new ones are read.
+            self._kept[kind] = kept = buckets.tolist(), read()
+        return kept[1]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
@@ -278,10 +288,11 @@ def _rows_of(numbers: list[int], tensors: list[list[bytes]]) -> Iterator[pa.Tabl
 
 
 def _for_workers(steps: Steps) -> Steps:
-    """Returns a copy of `steps` for other machines, with an absolute path of the dataset and without the catalogue."""
+    """Returns a copy of `steps` for other machines, with an absolute path of the dataset and without cached parts."""
     sent, source = copy.copy(steps), copy.copy(steps.source)
     source.dataset = dataclasses.replace(source.dataset, path=source.dataset.path.resolve())
-    vars(source).pop("catalogue", None)
+    for name in ("catalogue", "judge"):
+        vars(source).pop(name, None)
     vars(sent).pop("_negatives", None)
     sent.source = source
     return sent

@@ -2,13 +2,16 @@
 
     <bundle>/  dense.safetensors · tables/<name>.safetensors · features.json · signature.json · card.md · MANIFEST.json
 
-Tables are stored in fp16 by default, as in the published system; dense parameters stay fp32. The parameters are checked
-against their model before anything is written. The bundle is written into a temporary folder and then renamed, so that
-no incomplete bundle is left behind.
+Tables are stored in fp16 by default, as in the published system; dense parameters stay fp32. A bundle for training has
+the tables as the run stored them, and all parameters, so a run that starts from it begins with the same bits as a run
+that starts from the run itself. The states of optimisers are not part of a bundle. The parameters are checked against
+their model before anything is written. The bundle is written into a temporary folder and then renamed, so that no
+incomplete bundle is left behind.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,25 +34,29 @@ from tackboard.features.feature_set import FeatureSet, read_features
 from tackboard.features.standard import check_reads, features_for_model
 from tackboard.models.changed_rows import Stored, whole_tensor
 from tackboard.models.description import describe_model, restore_config
-from tackboard.models.interface import build_model
+from tackboard.models.interface import ModelConfig, build_model
 from tackboard.models.stored_parameters import check_fit
+from tackboard.models.tables import STORAGES
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16}
 
 
 def export_bundle(
-    path: Path | Checkpoint, bundle: Path, *, name: str, version: str, tables: str, code_file: Path | None = None
+    path: Path | Checkpoint,
+    bundle: Path,
+    *,
+    name: str,
+    version: str,
+    tables: str = "",
+    for_training: bool = False,
+    code_file: Path | None = None,
 ) -> dict[str, Any]:
     """Writes the folder `bundle` from a checkpoint and returns a summary. An existing folder is not overwritten.
 
-    `tables` is fp32 or fp16. `code_file` is the file of a user's own model, or None if the user named no file.
+    `tables` is fp32 or fp16; empty means fp16, or the run's own precision with `for_training`. `code_file` is the file
+    of a user's own model, or None if the user named no file.
     """
-    if tables not in PRECISIONS:
-        close = suggest(tables, PRECISIONS)
-        fix = f"did you mean {close}?" if close else ""
-        raise UsageError(f"--tables {tables} is not a precision", allowed="allowed: fp32, fp16", fix=fix)
-    if not version.isdigit():
-        raise UsageError(f"--version {version} is not a whole number", fix="give a whole number, e.g. --version 1")
+    _check_options(version, tables, for_training=for_training)
     checkpoint = load_trained(path)
     vocabulary = Vocabulary.from_dict(checkpoint.state["vocabulary"])
     state = checkpoint.path / STATE
@@ -57,25 +64,31 @@ def export_bundle(
         config = restore_config(checkpoint.state["model"], code_file, of_run=True)
     stored = stored_tables(checkpoint)
     check_fit(config, vocabulary, {**checkpoint.tensors["dense"], **stored}, state)
-    config = config.serving()
-    _keep_served(checkpoint, config)
+    config = config if for_training else config.serving()
+    _keep_parameters(checkpoint, config)
     features = read_features(checkpoint.path)
     if features is None:
         with blaming(state):
             features = features_for_model(config.reads, vocabulary, config.max_history)
     check_reads(config.reads, features, checkpoint.path / FEATURES)
-    signature = _signature(checkpoint, stored, config.max_history, features, name, version, tables)
+    precisions = {
+        parameter: table.dtype if for_training else PRECISIONS[tables or "fp16"] for parameter, table in stored.items()
+    }
+    signature = _signature(checkpoint, stored, config.max_history, features, name, version, precisions)
+    if for_training:
+        fresh = checkpoint.state.get("fresh_rows", {})
+        signature = dataclasses.replace(signature, purpose="training", fresh_rows=fresh)
     with new_directory(bundle) as folder:
         save_tensors(checkpoint.tensors["dense"], folder / "dense.safetensors")
         (folder / "tables").mkdir()
         for parameter, table in stored.items():
-            rows_Rd = whole_tensor(table, checkpoint.path).to(PRECISIONS[tables])
+            rows_Rd = whole_tensor(table, checkpoint.path).to(precisions[parameter])
             if not bool(torch.isfinite(rows_Rd).all()):
-                raise DataError(f"{parameter} does not fit into {tables}", fix="use --tables fp32")
+                raise DataError(f"{parameter} does not fit into {tables or 'fp16'}", fix="use --tables fp32")
             save_tensors({parameter: rows_Rd}, folder / signature.tables[parameter]["file"])
         features.write(folder)
         write_signature(folder, signature)
-        write_text_atomic(folder / "card.md", _card(signature, checkpoint, stored))
+        write_text_atomic(folder / "card.md", _card(signature, checkpoint, stored, config))
         tensors = ["dense.safetensors", *(table["file"] for table in signature.tables.values())]
         meant = [*tensors, FEATURES, SIGNATURE, "card.md"]
         write_manifest(folder, KIND, {"name": name, "version": version}, meant=meant)
@@ -84,10 +97,26 @@ def export_bundle(
         "bundle": str(bundle),
         "name": name,
         "version": version,
-        "tables": tables,
+        "tables": ", ".join(sorted({table["dtype"] for table in signature.tables.values()})) or "none",
+        "purpose": signature.purpose,
         "bytes": num_bytes,
         "code_file": str(code_file) if code_file else checkpoint.state["model"].get("code_file"),
     }
+
+
+def _check_options(version: str, tables: str, *, for_training: bool) -> None:
+    if for_training and tables:
+        raise UsageError(
+            f"--tables {tables} and --for-training contradict each other",
+            allowed="a bundle for training keeps the tables in the precision of the run",
+            fix="leave out --tables",
+        )
+    if tables and tables not in PRECISIONS:
+        close = suggest(tables, PRECISIONS)
+        fix = f"did you mean {close}?" if close else ""
+        raise UsageError(f"--tables {tables} is not a precision", allowed="allowed: fp32, fp16", fix=fix)
+    if not version.isdigit():
+        raise UsageError(f"--version {version} is not a whole number", fix="give a whole number, e.g. --version 1")
 
 
 def _signature(
@@ -97,9 +126,11 @@ def _signature(
     features: FeatureSet,
     name: str,
     version: str,
-    tables: str,
+    precisions: Mapping[str, torch.dtype],
 ) -> Signature:
     state = checkpoint.state
+    names = {dtype: precision for precision, dtype in STORAGES.items()}
+    began = {"started_from": state["started_from"]} if state.get("started_from") else {}
     model = {key: value for key, value in state["model"].items() if key != "code_file"}
     return Signature(
         format_version=FORMAT_VERSION,
@@ -113,7 +144,11 @@ def _signature(
         reads=tuple(features.reads()),
         model=model,
         tables={
-            parameter: {"file": f"tables/{parameter}.safetensors", "dtype": tables, "shape": list(weight.shape)}
+            parameter: {
+                "file": f"tables/{parameter}.safetensors",
+                "dtype": names.get(precisions[parameter], str(precisions[parameter]).removeprefix("torch.")),
+                "shape": list(weight.shape),
+            }
             for parameter, weight in stored.items()
         },
         lineage={
@@ -121,29 +156,41 @@ def _signature(
             "step": state["step"],
             "snapshot": state["lineage"]["snapshot"],
             "exported": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            **began,
         },
     )
 
 
-def _keep_served(checkpoint: Checkpoint, config: Any) -> None:
-    """Removes dense parameters that only training needs: those that a model built from `config` does not have."""
+def _keep_parameters(checkpoint: Checkpoint, config: ModelConfig) -> None:
+    """Removes the dense parameters that a model built from `config` does not have."""
     vocabulary = Vocabulary.from_dict(checkpoint.state["vocabulary"])
     with torch.device("meta"):
-        served = build_model(config, vocabulary).state_dict()
+        kept = build_model(config, vocabulary).state_dict()
     dense = checkpoint.tensors["dense"]
-    checkpoint.tensors["dense"] = {name: tensor for name, tensor in dense.items() if name in served}
+    checkpoint.tensors["dense"] = {name: tensor for name, tensor in dense.items() if name in kept}
     checkpoint.state["model"] = describe_model(config)
 
 
-def _card(signature: Signature, checkpoint: Checkpoint, stored: Mapping[str, Stored]) -> str:
+def _card(signature: Signature, checkpoint: Checkpoint, stored: Mapping[str, Stored], config: ModelConfig) -> str:
     num_dense = sum(tensor.numel() for tensor in checkpoint.tensors["dense"].values())
     num_table = sum(table.numel() for table in stored.values())
     lineage = signature.lineage
-    return f"""# {signature.name}, version {signature.version}
-
-- Model: `{signature.model["config_class"]}`, {num_table:,} table parameters, {num_dense:,} dense parameters.
-- Trained to step {lineage["step"]} by run `{lineage["run"]}` on snapshot `{lineage["snapshot"]}`.
-- Reads up to {signature.max_history} events of a history; item ids are {signature.id_type}.
-- Actions it knows: {", ".join(signature.actions)}. Surfaces: {", ".join(signature.surfaces)}. Others count as unknown.
-- Scores rank candidates for one user; they are not probabilities and not comparable between versions.
-"""
+    lines = [
+        f"Model: `{signature.model['config_class']}`, {num_table:,} table parameters, {num_dense:,} dense parameters.",
+        f"Trained to step {lineage['step']} by run `{lineage['run']}` on snapshot `{lineage['snapshot']}`.",
+    ]
+    if began := lineage.get("started_from"):
+        part = f"The parameters under `{began['prefix']}`" if began.get("prefix") else "Its parameters"
+        lines.append(
+            f"{part} began as those of step {began['step']} of run `{began['run']}`, which was trained on snapshot "
+            f"`{began['snapshot']}`."
+        )
+    lines += [
+        f"Reads up to {signature.max_history} events of a history; item ids are {signature.id_type}.",
+        f"Actions it knows: {', '.join(signature.actions)}. Surfaces: {', '.join(signature.surfaces)}. Others count as "
+        "unknown.",
+        config.meaning_of_scores,
+    ]
+    if signature.purpose == "training":
+        lines.append("Made for training: a run can start from this bundle with `tackboard train RECIPE --from BUNDLE`.")
+    return f"# {signature.name}, version {signature.version}\n\n" + "".join(f"- {line}\n" for line in lines)

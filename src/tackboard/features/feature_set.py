@@ -103,6 +103,19 @@ class FeatureSet:
         """Maps the name of each feature to the hash of its computation."""
         return {name: self._digests[index] for name, index in self.plan.features.items()}
 
+    def read_hashes(self, max_history: int) -> dict[str, str]:
+        """Maps each entry of `reads` to the hash of its computation, without the length `max_history` of a sequence.
+
+        So two models that read the same columns of histories of different lengths have the same hashes.
+        """
+        without_length = node_digests(self.plan, max_history)
+        hashes: dict[str, str] = {}
+        for name, index in self.plan.features.items():
+            columns = [f"{name}.{column}" for column, _ in self.plan.nodes[index].type.columns]
+            of_columns = zip(columns, self.plan.nodes[index].args, strict=True) if columns else ()
+            hashes |= {read: without_length[place] for read, place in of_columns} or {name: self._digests[index]}
+        return hashes
+
     def reads(self) -> list[str]:
         """Returns the list `reads` of a model that reads the whole set. The list names each feature, but for a sequence
         it names each column of the sequence, such as `history.item`."""
@@ -257,11 +270,17 @@ def _some_columns(builder: PlanBuilder, index: int, name: str, columns: list[str
     return builder.add("sequence", args, {"names": [known[position] for position in kept]}, node.place)
 
 
-def node_digests(plan: Plan) -> list[str]:
-    """Returns a hash for every node. The hash covers the node's operator, parameters and the hashes of its inputs."""
+def node_digests(plan: Plan, max_history: int | None = None) -> list[str]:
+    """Returns a hash for every node. The hash covers the node's operator, parameters and the hashes of its inputs.
+
+    If `max_history` is given, the number of events is left out where a node takes this number of newest events.
+    """
     digests: list[str] = []
     for node in plan.nodes:
-        content = [node.op, dict(node.params), [digests[argument] for argument in node.args]]
+        params = dict(node.params)
+        if node.op == "newest" and params["count"] == max_history:
+            del params["count"]
+        content = [node.op, params, [digests[argument] for argument in node.args]]
         digests.append(hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest())
     return digests
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -90,6 +90,18 @@ class ModelConfig(abc.ABC):
     def least_max_length(self) -> int:
         """The smallest data.max_length with which every loss finds something to predict."""
         return 2
+
+    @property
+    def meaning_of_scores(self) -> str:
+        """A sentence for the card of a bundle: what a score says, and what it does not say."""
+        return (
+            "Scores rank the candidates of one request. Whether they mean more than that depends on the model's code; "
+            "they are not comparable between versions."
+        )
+
+    def check_labels(self, known: Sequence[str]) -> None:
+        """Raises ConfigError if the model needs a label that labelled requests with the labels `known` do not have."""
+        del known
 
     def warnings(self, max_length: int) -> list[str]:
         """Returns warnings about settings that are probably wrong for segments of up to `max_length` events."""

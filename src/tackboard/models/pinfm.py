@@ -147,6 +147,13 @@ class PinFMConfig(ModelConfig):
     def least_max_length(self) -> int:
         return self.loss.future_token_anchor + 1 if self.loss.future_token_weight else 2
 
+    @property
+    def meaning_of_scores(self) -> str:
+        return (
+            "A score is the cosine of a user's and an item's vector, divided by the temperature. Scores rank "
+            "candidates for one user; they are not probabilities and not comparable between versions."
+        )
+
     def warnings(self, max_length: int) -> list[str]:
         if self.backbone.positions != "learned" or self.max_history <= max_length:
             return []

@@ -18,6 +18,7 @@ Shapes: U requests, C candidates, M distinct items, K actions, D width, E width 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -198,6 +199,43 @@ class RankerConfig(PinFMConfig):
         """Always False: the ranker learns from items that were shown and not chosen."""
         return False
 
+    @property
+    def meaning_of_scores(self) -> str:
+        labels, utilities = self.head.labels, self.head.utilities
+        logistic = "1 / (1 + e^-s) is the predicted probability"
+        if utilities:
+            sums = " + ".join(f"{weight:g} × {name}" for name, weight in utilities.items())
+            of_actions = f"The heads give the log odds of {', '.join(labels)}"
+            meaning = f"A score is {sums}, the weighted sum of predicted probabilities. {of_actions}."
+        elif len(labels) > 1:
+            meaning = f"A score s is the log odds of {labels[0]}: {logistic}. Other heads: {', '.join(labels[1:])}."
+        else:
+            meaning = f"A score s is the log odds of {labels[0] if labels else 'the predicted action'}: {logistic}."
+        return f"{meaning} `tackboard evaluate` measures how well the probabilities are calibrated."
+
+    def check_labels(self, known: Sequence[str]) -> None:
+        self.labels_of(known)
+
+    def labels_of(self, known: Sequence[str]) -> tuple[str, ...]:
+        """Returns the labels to predict: head.labels, or the only label of the data. `known` lists the data's labels.
+
+        Raises ConfigError if the data lacks a label, or if it has several labels and head.labels names none.
+        """
+        wanted = self.head.labels
+        if not wanted and len(known) == 1:
+            return tuple(known)
+        missing = [label for label in wanted if label not in known]
+        if wanted and not missing:
+            return wanted
+        names = ", ".join(known)
+        raise ConfigError(
+            f"model.head.labels names {missing[0]!r}, which is not a label of the data"
+            if missing
+            else "model.head.labels names no label of the data",
+            allowed=f"allowed: {names or 'none, the data has no labels'}",
+            fix="name labels of the data: --set 'model.head.labels=[\"NAME\"]'",
+        )
+
     def serving(self) -> RankerConfig:
         """Returns the same config without the features that only training reads."""
         served = super().serving()
@@ -276,7 +314,7 @@ class Ranker(nn.Module):
     def loss(self, batch: RequestBatch) -> LossOutput:
         """Returns the weighted mean log-loss of the candidates whose label is known, plus the extra losses."""
         batch = self.prepare(batch) if batch.targets is None else batch
-        labels = self._labels(batch)
+        labels = self.config.labels_of(sorted(batch.labels))
         logits_CK, fused, items_ME = self._logits(batch)
         known_CK = torch.stack([batch.weights * batch.known[label] for label in labels], dim=1)
         truth_CK = torch.stack([batch.labels[label] for label in labels], dim=1)
@@ -372,21 +410,6 @@ class Ranker(nn.Module):
         shape = outputs_CF.shape if cold.unit == "element" else share_C1.shape
         is_kept = torch.rand(shape, device=outputs_CF.device) >= share_C1
         return outputs_CF * (is_kept / (1.0 - share_C1)).to(outputs_CF.dtype)
-
-    def _labels(self, batch: RequestBatch) -> tuple[str, ...]:
-        wanted, known = self.config.head.labels, tuple(sorted(batch.labels))
-        if not wanted and len(known) == 1:
-            return known
-        missing = [label for label in wanted if label not in known]
-        if wanted and not missing:
-            return wanted
-        raise ConfigError(
-            f"model.head.labels = {', '.join(wanted) or '()'} names no label of the data"
-            if not missing
-            else f"model.head.labels names {missing[0]!r}, which is not a label of the data",
-            allowed=f"allowed: {', '.join(known) or 'none, the data has no labels'}",
-            fix="name labels of the data: --set 'model.head.labels=[\"NAME\"]'",
-        )
 
 
 def _head(width: int, config: RankerConfig) -> nn.Sequential:

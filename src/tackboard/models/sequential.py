@@ -185,6 +185,14 @@ class SequentialConfig(ModelConfig):
         return self.loss.kind in ("sampled", "contrastive")
 
     @property
+    def meaning_of_scores(self) -> str:
+        kind = "the cosine" if self.has_cosines else "the inner product"
+        return (
+            f"A score is {kind} of a user's and an item's vector{', divided by the temperature' * self.has_cosines}. "
+            "Scores rank candidates for one user; they are not probabilities and not comparable between versions."
+        )
+
+    @property
     def needs_drawn_negatives(self) -> bool:
         return self.loss.kind != "contrastive" or not self.loss.in_batch_negatives
 

@@ -87,7 +87,8 @@ class StartConfig:
     """Parameters of another run that a model begins with, instead of random parameters."""
 
     run: str = ""
-    """Run or checkpoint whose parameters are taken by name. If empty, all parameters are random."""
+    """Run, checkpoint or bundle (made by `tackboard export --for-training`) whose parameters are taken by name. If
+    empty, all parameters are random. `tackboard train --from` sets it."""
     prefix: str = ""
     """Only parameters whose names begin with this prefix get values from the other run. Use `pinfm.` if this model
     contains the other run's model as `pinfm`. The other run must have all of them, under names without the prefix."""

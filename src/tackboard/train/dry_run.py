@@ -22,12 +22,15 @@ from tackboard.checkpoint.copies import stored_bytes
 from tackboard.core.errors import UsageError
 from tackboard.core.machine import total_memory_bytes
 from tackboard.core.progress import say
+from tackboard.data.request_loader import RequestSource
 from tackboard.data.source import SequenceSource
 from tackboard.data.steps import NumberedSteps
 from tackboard.models.interface import build_model
 from tackboard.models.tables import HashedTables, table_modules, table_parameter_names
 from tackboard.train.config import RunConfig
+from tackboard.train.optimizers import check_multipliers
 from tackboard.train.saving import shown_bytes
+from tackboard.train.start import check_start
 from tackboard.train.trainer import choose_device
 
 KEPT_CHECKPOINTS = 3
@@ -36,15 +39,26 @@ its best checkpoint."""
 
 
 def estimate_run(
-    config: RunConfig, source: SequenceSource, runs: Path, steps: NumberedSteps[Any] | None = None
+    config: RunConfig,
+    source: SequenceSource,
+    runs: Path,
+    steps: NumberedSteps[Any] | None = None,
+    *,
+    is_resumed: bool = False,
 ) -> dict[str, Any]:
-    """Returns the sizes of a run, without allocating the model. Raises UsageError if the run cannot fit.
+    """Returns the sizes of a run, without allocating the model.
 
+    Raises UsageError if the run cannot fit, if its model does not suit the data, or if it cannot start as `start` says.
     `steps` holds the numbered steps of the config's data over `source`, or None if they do not exist yet.
     """
     device = choose_device(config.training.device)
     with torch.device("meta"):
         model = build_model(config.model, source.vocabulary)
+    check_multipliers(model, config.optimizer)
+    if isinstance(source, RequestSource):
+        config.model.check_labels(source.labels)
+    if not is_resumed:  # A resumed run takes its parameters from its own checkpoint.
+        check_start(model, config, source)
     tables = table_parameter_names(model)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     num_table = sum(size for name, size in sizes.items() if name in tables)

@@ -145,6 +145,17 @@ def _check_moments(name: str, parameter: torch.Tensor, entries: dict[str, torch.
         raise DataError(f"the stored optimiser state of {name} has other names or shapes")
 
 
+def check_multipliers(model: nn.Module, config: OptimizerConfig) -> None:
+    """Raises ConfigError if a prefix in `multipliers` fits no parameter of the model."""
+    names = [name for name, _ in model.named_parameters()]
+    for prefix in config.multipliers:
+        if not any(name.startswith(prefix) for name in names):
+            raise ConfigError(
+                f"optimizer.multipliers names {prefix!r}, but no parameter begins with that",
+                allowed=f"parameters begin with: {', '.join(sorted({name.split('.')[0] for name in names}))}",
+            )
+
+
 class Optimizers:
     """All optimisers of a model. `step` moves tables and dense parameters; frozen parameters never move.
 
@@ -155,13 +166,7 @@ class Optimizers:
         self.config = config
         self.total_steps = total_steps
         self.seed = seed
-        names = [name for name, _ in model.named_parameters()]
-        for prefix in config.multipliers:
-            if not any(name.startswith(prefix) for name in names):
-                raise ConfigError(
-                    f"optimizer.multipliers names {prefix!r}, but no parameter begins with that",
-                    allowed=f"parameters begin with: {', '.join(sorted({name.split('.')[0] for name in names}))}",
-                )
+        check_multipliers(model, config)
         for name, parameter in model.named_parameters():
             if config.multiplier(name) == 0.0:
                 parameter.requires_grad_(False)

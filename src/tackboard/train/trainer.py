@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from tackboard.batch import HashConfig, item_rows
+from tackboard.batch import HashConfig, RequestBatch, item_rows
 from tackboard.batch.batches import Batch
 from tackboard.checkpoint.store import Checkpoint, CheckpointStore
 from tackboard.checkpoint.trained import FORMAT_VERSION, load_trained
@@ -123,7 +123,9 @@ class Trainer:
         self.store = CheckpointStore(run.checkpoints)
         self.saver = Saver(self.model, self.optimizers, self.store, run)
         self._verified = checkpoint
-        for warning in [*config.warnings(), *_shared_rows(tables, source)]:
+        self.started_from: dict[str, Any] = {}
+        """The run, step and snapshot from which the first parameters came; empty if they were random."""
+        for warning in [*config.warnings(), *_shared_rows(tables, source), *_batch_norms(self.model, config)]:
             say(f"warning: {warning}")
         self.step = 0
         self.num_made = 0
@@ -361,12 +363,12 @@ class Trainer:
         self._verified = None  # Mapped files take disk space, even after removal, while an object refers to them.
         if checkpoint is None:
             self.run.cut_metrics_after(self.step)  # Old metrics exist if every checkpoint was damaged.
-            num_taken = take_parameters(self.model, self.config.start)
+            self.started_from = take_parameters(self.model, self.config, self.source)
             self.saver.begin()
             self.run.log_event(
                 "start",
                 parameters=sum(p.numel() for p in self.model.parameters()),
-                parameters_taken=num_taken,
+                parameters_taken=self.started_from.get("parameters", 0),
                 features=self.source.features.hash,
                 trimming=dict(self.source.trimming),
             )
@@ -410,6 +412,7 @@ class Trainer:
             "id_type": self.source.dataset.item_type,
             "user_type": self.source.dataset.user_type,
             "lineage": self.source.lineage(),
+            **({"started_from": self.started_from} if self.started_from else {}),
         }
 
     def _load(self, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -443,6 +446,7 @@ class Trainer:
         self.saver.load(checkpoint)
         self.guard.load_state(checkpoint.state["guard"])
         self.validation.load_state(checkpoint.state.get("validation", {}))
+        self.started_from = checkpoint.state.get("started_from", {})
         self.step = int(checkpoint.state["step"])
         self._unread.clear()
         self.optimizers.applied.fill_(self.step)
@@ -525,6 +529,24 @@ def _shared_rows(hashing: HashConfig, source: SequenceSource) -> list[str]:
         return []
     return [
         f"{len(source.catalogue):,} items share {num_rows:,} rows: raise model.tables.num_rows above the largest id"
+    ]
+
+
+def _batch_norms(model: torch.nn.Module, config: RunConfig) -> list[str]:
+    """Returns a list of one warning if a model of requests normalises by the statistics of a batch, else an empty list.
+
+    A batch of requests has many candidates of few users, so its statistics are those of few users.
+    """
+    if config.data.batch_type is not RequestBatch:
+        return []
+    kinds, synced = torch.nn.modules.batchnorm._BatchNorm, torch.nn.SyncBatchNorm
+    names = [name for name, part in model.named_modules() if isinstance(part, kinds) and not isinstance(part, synced)]
+    if not names:
+        return []
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return [
+        f"{names[0]}{more} normalises by the statistics of a batch, but a batch of requests holds few users: use "
+        "nn.LayerNorm, or nn.SyncBatchNorm on several processes and a larger data.tokens_per_step"
     ]
 
 
