@@ -46,7 +46,8 @@ def train(
         overrides = [*overrides, "training.steps=2", "training.checkpoint_every=1", "training.log_every=1"]
     config = apply_overrides(config, overrides)
     if start:
-        config = _from(config, start, overrides)
+        _check_start(start, config, overrides)
+        config = apply_overrides(config, [f"start.run={start}"])
     if settings:
         _print_settings(config)
         return
@@ -101,18 +102,16 @@ def train(
     _report(result, json_output)
 
 
-def _from(config: RunConfig, place: str, overrides: list[str]) -> RunConfig:
-    """Returns the config of a run that begins with the parameters of `place`."""
+def _check_start(start: str, config: RunConfig, overrides: list[str]) -> None:
+    """Raises UsageError if --from and --set start.run name different runs."""
     from tackboard.core.errors import UsageError
-    from tackboard.train.start import start_from
 
-    if any(override.startswith("start.run=") for override in overrides) and config.start.run != place:
+    if any(override.startswith("start.run=") for override in overrides) and config.start.run != start:
         raise UsageError(
-            f"--from {place} and --set start.run={config.start.run} name different runs",
+            f"--from {start} and --set start.run={config.start.run} name different runs",
             allowed="--from RUN does the same as --set start.run=RUN",
             fix="give only one of them",
         )
-    return start_from(config, place)
 
 
 def _warn_of_forgotten(snapshot: Path) -> None:

@@ -7,7 +7,6 @@ parameter is taken, settings, features and sizes are compared (see start_point.p
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,28 +21,9 @@ from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.config import StepsConfig
 from tackboard.data.source import SequenceSource
 from tackboard.models.changed_rows import Stored, copy_rows
-from tackboard.models.interface import build_model
 from tackboard.models.tables import table_modules
-from tackboard.train.config import RunConfig, StartConfig, features_for
+from tackboard.train.config import RunConfig, features_for
 from tackboard.train.start_point import StartPoint, check_same_meaning
-
-
-def start_from(config: RunConfig, place: str) -> RunConfig:
-    """Returns the config of a run that begins with the parameters of `place`: a run, a checkpoint or a bundle.
-
-    If the recipe names no prefix and the other model is a part of this one, such as the `pinfm` of a ranker, then the
-    prefix of that part is chosen.
-    """
-    config = dataclasses.replace(config, start=dataclasses.replace(config.start, run=place))
-    if config.start.prefix:
-        return config
-    point = StartPoint.find(place)
-    with torch.device("meta"):
-        wanted = build_model(config.model, point.vocabulary).state_dict().keys()
-    prefix = _fitting_prefix(wanted, point.parameters(verify=False))
-    if prefix:
-        say(f"the parameters of {place} become those under {prefix} (start.prefix={prefix})")
-    return dataclasses.replace(config, start=dataclasses.replace(config.start, prefix=prefix))
 
 
 def open_source(config: RunConfig, checkpoint: Checkpoint | None = None) -> SequenceSource:
@@ -72,9 +52,7 @@ def open_source(config: RunConfig, checkpoint: Checkpoint | None = None) -> Sequ
 def check_start(model: nn.Module, config: RunConfig, source: SequenceSource) -> None:
     """Raises UsageError if `take_parameters` would. The model needs no memory, and no byte is verified."""
     if config.start.run:
-        point = StartPoint.find(config.start.run)
-        check_same_meaning(config, source, point)
-        _wanted(model, config.start, point.parameters(verify=False))
+        _compare(model, config, source, verify=False)
 
 
 @torch.no_grad()
@@ -86,58 +64,67 @@ def take_parameters(model: nn.Module, config: RunConfig, source: SequenceSource)
     """
     if not config.start.run:
         return {}
-    point = StartPoint.find(config.start.run)
-    check_same_meaning(config, source, point)
-    stored = point.parameters(verify=True)
-    wanted = _wanted(model, config.start, stored)
+    point, stored, prefix = _compare(model, config, source, verify=True)
+    wanted = _under(model, prefix)
     tables = {f"{name}.weight".removeprefix("."): module for name, module in table_modules(model).items()}
     for name, tensor in wanted.items():
-        origin = name.removeprefix(config.start.prefix)
+        origin = name.removeprefix(prefix)
         copy_rows(stored[origin], tensor)
         if name in tables and (fresh := point.fresh(origin)) is not None:
             # Then both runs have the same fresh rows, and checkpoints of this run need not store these rows.
             tables[name].fresh = fresh
     taken = sum(tensor.numel() for tensor in wanted.values())
-    say(f"took {taken:,} parameters from {point.path}")
-    return point.lineage | {"prefix": config.start.prefix, "parameters": taken}
+    say(f"took {taken:,} parameters from {point.path}{f' for {prefix}' if prefix else ''}")
+    return point.lineage | {"prefix": prefix, "parameters": taken}
 
 
-def _wanted(model: nn.Module, start: StartConfig, stored: Mapping[str, Stored]) -> dict[str, torch.Tensor]:
-    """Returns the model's tensors under the prefix. Raises UsageError unless `stored` has them in the same shapes."""
-    wanted = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(start.prefix)}
-    if not wanted:
-        beginnings = sorted({name.partition(".")[0] for name in model.state_dict()})
-        allowed = f"parameters begin with: {', '.join(beginnings)}"
-        raise UsageError(f"start.prefix = {start.prefix} fits no parameter", allowed=allowed)
-    for name, tensor in wanted.items():
-        origin = name.removeprefix(start.prefix)
+def _compare(
+    model: nn.Module, config: RunConfig, source: SequenceSource, *, verify: bool
+) -> tuple[StartPoint, dict[str, Stored], str]:
+    """Compares a model with the run that it starts from. Returns that run, its parameters, and the prefix."""
+    point = StartPoint.find(config.start.run)
+    stored = point.parameters(verify=verify)
+    prefix = config.start.prefix or _fitting_prefix(model, stored)
+    if not _under(model, prefix):
+        raise UsageError(
+            f"start.prefix = {prefix} fits no parameter",
+            allowed=f"parameters begin with: {', '.join(_beginnings(model))}",
+        )
+    check_same_meaning(config, source, point, prefix)
+    for name, tensor in _under(model, prefix).items():
+        origin = name.removeprefix(prefix)
         shape = tuple(stored[origin].shape) if origin in stored else None
         if shape != tuple(tensor.shape):
             found = "which lacks it" if shape is None else f"where it has size {_size(shape)}"
             fix = "give the model the settings of that run, or name another start.run or start.prefix"
-            if shape is None and wanted.keys() <= stored.keys():
-                fix = f"{start.run} has a part {start.prefix} of its own; to take all parameters: --set start.prefix="
-            elif prefix := _fitting_prefix(model.state_dict().keys(), stored):
-                fix = f"--set start.prefix={prefix}" if prefix != start.prefix else fix
+            if prefix and model.state_dict().keys() <= stored.keys():
+                fix = f"{point.place} has a part {prefix} of its own; to take all its parameters: --set start.prefix="
             raise UsageError(
-                f"{name} ({_size(tuple(tensor.shape))}) cannot start from {origin} of {start.run}, {found}",
+                f"{name} ({_size(tuple(tensor.shape))}) cannot start from {origin} of {point.place}, {found}",
                 allowed="allowed: a run of a model with the same settings as the part that takes its parameters",
                 fix=fix,
             )
-    return wanted
+    return point, stored, prefix
 
 
-def _fitting_prefix(names: Any, stored: Mapping[str, Stored]) -> str:
-    """Returns the part of a model, such as `pinfm.`, that has all of its parameters in `stored`; "" if there is none.
+def _fitting_prefix(model: nn.Module, stored: Mapping[str, Stored]) -> str:
+    """Returns the part of a model, such as `pinfm.`, that has all of its parameters in `stored`.
 
-    A model that has all parameters itself needs no prefix.
+    Returns "" if the whole model has all of its parameters there, or if no part has.
     """
-    if set(names) <= stored.keys():
+    if model.state_dict().keys() <= stored.keys():
         return ""
-    beginnings = {f"{name.partition('.')[0]}." for name in names}
-    parts = {prefix: {name.removeprefix(prefix) for name in names if name.startswith(prefix)} for prefix in beginnings}
-    fitting = [prefix for prefix, part in sorted(parts.items()) if part <= stored.keys()]
+    parts = {f"{name}.": _under(model, f"{name}.") for name in _beginnings(model)}
+    fitting = [prefix for prefix, part in parts.items() if part and all(name[len(prefix) :] in stored for name in part)]
     return max(fitting, key=lambda prefix: len(parts[prefix]), default="")
+
+
+def _under(model: nn.Module, prefix: str) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in model.state_dict().items() if name.startswith(prefix)}
+
+
+def _beginnings(model: nn.Module) -> list[str]:
+    return sorted({name.partition(".")[0] for name in model.state_dict()})
 
 
 def _size(shape: tuple[int, ...]) -> str:

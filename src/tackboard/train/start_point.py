@@ -19,12 +19,14 @@ from typing import Any
 
 from tackboard.bundle.signature import FILE_NAME as SIGNATURE
 from tackboard.bundle.signature import read_bundle, read_signature
+from tackboard.checkpoint.store import KIND as CHECKPOINT
 from tackboard.checkpoint.store import find_checkpoint
 from tackboard.checkpoint.stored_rows import decode, fresh_rows_of
 from tackboard.checkpoint.trained import STATE, load_trained, read_state, stored_parameters
 from tackboard.core.config import explain, move_settings, to_dict
 from tackboard.core.documents import blaming
-from tackboard.core.errors import UsageError
+from tackboard.core.errors import DataError, UsageError
+from tackboard.core.manifest import read_manifest
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.source import SequenceSource
 from tackboard.features.feature_set import FeatureSet, read_features
@@ -82,6 +84,10 @@ class StartPoint:
             id_type, fresh_rows, lineage = signature.id_type, signature.fresh_rows, signature.lineage
         else:
             path = find_checkpoint(path)
+            if (kind := read_manifest(path)["kind"]) != CHECKPOINT:
+                raise DataError(
+                    f"{place} is a {kind}", allowed="allowed: a run, a checkpoint, or a bundle for training"
+                )
             state, document = read_state(path), path / STATE
             described, vocabulary = state["model"], Vocabulary.from_dict(state["vocabulary"])
             id_type, fresh_rows = state["id_type"], state.get("fresh_rows", {})
@@ -119,12 +125,13 @@ class StartPoint:
             return fresh_rows_of(self.fresh_rows, table)[0]
 
 
-def check_same_meaning(config: RunConfig, source: SequenceSource, point: StartPoint) -> None:
+def check_same_meaning(config: RunConfig, source: SequenceSource, point: StartPoint, prefix: str) -> None:
     """Raises UsageError if parameters of `point` would mean something else in a run of `config` on `source`.
 
-    The error names the first setting, feature or list of names that differs, with both values.
+    `prefix` says which part of the model takes them; "" means the whole model. The error names the first setting,
+    feature or list of names that differs, with both values.
     """
-    _check_settings(config, point)
+    _check_settings(config, point, prefix)
     if source.dataset.item_type != point.id_type:
         raise UsageError(
             f"{source.path} has item ids of type {source.dataset.item_type}, but {point.place} was trained with "
@@ -142,12 +149,12 @@ def check_same_meaning(config: RunConfig, source: SequenceSource, point: StartPo
     _check_features(config, source, point)
 
 
-def _check_settings(config: RunConfig, point: StartPoint) -> None:
+def _check_settings(config: RunConfig, point: StartPoint, prefix: str) -> None:
     wanted, found = to_dict(config.model), point.settings
     is_ours = isinstance(config.model, PinFMConfig) or type(config.model).__module__.startswith(OWN_PREFIX)
     compared = OF_TABLES
     if is_ours:
-        compared += OF_ENCODERS if config.start.prefix else OF_ENCODERS + OF_RANKERS
+        compared += OF_ENCODERS if prefix else OF_ENCODERS + OF_RANKERS
     names = [name for name, *_ in explain(config.model)]
     for part in compared:
         for name in names:
@@ -188,7 +195,7 @@ def _check_features(config: RunConfig, source: SequenceSource, point: StartPoint
                 f"the feature {read} is computed in another way ({now[read][:12]}) than in {point.place} "
                 f"({before[read][:12]})",
                 allowed="a pretrained model reads the features that it was trained with",
-                fix=f"use the definition of that run (tackboard features explain {point.path}), as data.features",
+                fix=f"use the features of that run: --set data.features={point.place}, or its file of features",
             )
 
 
