@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from tackboard.bundle.signature import FORMAT_VERSION, KIND, Signature, read_bundle, write_signature
+from tackboard.bundle.signature import (
+    FORMAT_VERSION,
+    KIND,
+    Signature,
+    read_bundle,
+    read_signature,
+    write_signature,
+)
 from tackboard.core.errors import CorruptFileError, DataError
 from tackboard.core.manifest import MANIFEST, write_manifest
 
@@ -56,6 +63,18 @@ def test_version_1_says_nothing_of_what_it_reads(folder: Path) -> None:
     assert (signature.format_version, signature.reads) == (1, ())
 
 
+def test_version_2_was_made_for_serving(folder: Path) -> None:
+    rewrite(folder, {"format_version": 2, "purpose": "drop", "fresh_rows": "drop"})
+    assert read_bundle(folder).purpose == "serving"
+
+
+def test_the_signature_alone_is_read_without_the_other_files(folder: Path) -> None:
+    (folder / "card.md").write_text("# small")
+    with pytest.raises(CorruptFileError, match="not in the manifest"):
+        read_bundle(folder)
+    assert read_signature(folder) == SIGNATURE
+
+
 def test_a_damaged_signature_is_named(folder: Path) -> None:
     text = (folder / "signature.json").read_text()
     (folder / "signature.json").write_text(text.replace("save", "save"[::-1]))
@@ -64,8 +83,8 @@ def test_a_damaged_signature_is_named(folder: Path) -> None:
 
 
 def test_a_newer_signature_is_refused_even_with_fields_we_do_not_know(folder: Path) -> None:
-    rewrite(folder, {"format_version": 3, "quantum": True})
-    with pytest.raises(DataError, match="signature version 3") as caught:
+    rewrite(folder, {"format_version": 4, "quantum": True})
+    with pytest.raises(DataError, match="signature version 4") as caught:
         read_bundle(folder)
     assert caught.value.fix == "use a newer tackboard"
 
@@ -81,6 +100,9 @@ def test_a_newer_signature_is_refused_even_with_fields_we_do_not_know(folder: Pa
         {"version": 2},
         {"reads": "history.item"},
         {"reads": [3]},
+        {"purpose": "fun"},
+        {"fresh_rows": 3},
+        {"tables": {"a.weight": {"file": "../../secret.safetensors"}}},
     ],
 )
 def test_what_is_no_signature_is_refused_by_name(folder: Path, changes: dict[str, Any]) -> None:

@@ -77,7 +77,7 @@ def test_the_bundle_says_what_its_model_reads(trained_run: RunDirectory, tiny_bu
     trained_with = read_features(find_checkpoint(trained_run.path))
     assert features is not None and trained_with is not None
     assert features.hash == trained_with.hash
-    assert signature.format_version == 2
+    assert (signature.format_version, signature.purpose) == (3, "serving")
     assert signature.reads == ("history.item", "history.action", "history.surface", "history.gap")
     assert tuple(features.reads()) == signature.reads
     assert features.plan.newest_events == signature.max_history

@@ -13,14 +13,16 @@ import torch
 
 from tackboard.checkpoint.store import find_checkpoint
 from tackboard.checkpoint.trained import load_trained, stored_optimizer, stored_parameters
-from tackboard.core.errors import UsageError
+from tackboard.core.errors import ConfigError, UsageError
 from tackboard.core.rundir import RunDirectory
 from tackboard.data.loader import TrainingSteps
 from tackboard.data.source import SequenceSource
 from tackboard.models.interface import build_model
 from tackboard.train import dry_run
-from tackboard.train.config import RunConfig, StartConfig
+from tackboard.train.config import RunConfig, StartConfig, config_to_json
 from tackboard.train.dry_run import estimate_run
+from tackboard.train.start import open_source
+from tackboard.train.trainer import Trainer
 
 Config = Callable[..., RunConfig]
 
@@ -95,6 +97,7 @@ def test_checkpoints_that_may_not_fit_on_the_disk_are_told_and_those_that_cannot
         estimate_run(tiny_config(), tiny_source, tmp_path)
 
 
+@pytest.mark.usefixtures("torch_settings")
 def test_the_rows_of_the_catalogue_bound_a_checkpoint(
     tiny_config: Config, tiny_source: SequenceSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,8 +108,10 @@ def test_the_rows_of_the_catalogue_bound_a_checkpoint(
     assert small["checkpoint_bytes"] == large["checkpoint_bytes"] < 4 * small["table_parameters"]
     assert large["state_bytes"] - small["state_bytes"] == 2 * 10_000 * 4 * (4 + 1)
     assert small["peak_host_bytes"] == small["state_bytes"] + small["checkpoint_bytes"]
-    started = dataclasses.replace(tiny_config("model.tables.num_rows=10000"), start=StartConfig(run="another"))
-    whole = estimate_run(started, tiny_source, tmp_path)
+    config = tiny_config("model.tables.num_rows=10000", "training.steps=1")
+    another = RunDirectory.create(tmp_path / "runs", config.name, config_to_json(config))
+    Trainer(config, another, tiny_source).train(quiet=True)
+    whole = estimate_run(dataclasses.replace(config, start=StartConfig(run=str(another.path))), tiny_source, tmp_path)
     assert whole["checkpoint_bytes"] - small["checkpoint_bytes"] > 0.9 * 4 * small["table_parameters"]
     monkeypatch.setattr(dry_run, "choose_device", lambda _name: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: SimpleNamespace(total_memory=1 << 40))
@@ -120,3 +125,31 @@ def test_a_device_that_is_not_there_is_found_before_training(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match="no GPU"):
         estimate_run(tiny_config("training.device=cuda"), tiny_source, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("start.prefix=encoder.", r"start.prefix = encoder\. fits no parameter"),
+        ("model.tables.num_rows=32", "model.tables.num_rows is 32, but .* was trained with 16"),
+        ('optimizer.multipliers={"pinm.": 0.1}', "optimizer.multipliers names 'pinm.'"),
+        ('model.head.labels=["clik"]', "model.head.labels names 'clik'"),
+        ("model.head.labels=[]", "model.head.labels names no label of the data"),
+    ],
+)
+def test_what_a_run_would_refuse_is_refused_before(
+    ranker_config: Config, trained_run: RunDirectory, tmp_path: Path, setting: str, said: str
+) -> None:
+    config = ranker_config(f"start.run={trained_run.path}", "start.prefix=pinfm.")
+    estimate_run(config, open_source(config), tmp_path)
+    config = ranker_config(f"start.run={trained_run.path}", "start.prefix=pinfm.", setting)
+    with pytest.raises((UsageError, ConfigError), match=said):
+        estimate_run(config, open_source(config), tmp_path)
+
+
+def test_a_resumed_run_needs_no_run_to_start_from(
+    ranker_config: Config, trained_run: RunDirectory, tmp_path: Path
+) -> None:
+    source = open_source(ranker_config(f"start.run={trained_run.path}"))
+    gone = ranker_config("start.run=gone")
+    assert estimate_run(gone, source, tmp_path, is_resumed=True)["dense_parameters"] > 0

@@ -15,10 +15,11 @@ from tackboard.checkpoint.trained import stored_parameters
 from tackboard.core.errors import ConfigError, UsageError
 from tackboard.core.rundir import RunDirectory
 from tackboard.core.vocabulary import Vocabulary
+from tackboard.export.exporter import export_bundle
 from tackboard.models.changed_rows import whole_tensor
 from tackboard.models.interface import build_model
 from tackboard.train.config import RunConfig, StartConfig, config_from_json, config_to_json
-from tackboard.train.start import open_source, take_parameters
+from tackboard.train.start import check_start, open_source, take_parameters
 from tackboard.train.trainer import Trainer
 
 Config = Callable[..., RunConfig]
@@ -45,35 +46,107 @@ def test_a_ranker_begins_with_the_parameters_of_a_pretrained_model(
     source = open_source(dataclasses.replace(config, start=StartConfig(run=str(trained_run.path))))
     stored = load_checkpoint(find_checkpoint(trained_run.path))
     assert source.vocabulary == Vocabulary.from_dict(stored.state["vocabulary"]), "not the new dataset's own"
+    config = dataclasses.replace(config, start=StartConfig(run=str(trained_run.path)))
     model = build_model(config.model, source.vocabulary)
     head = model.heads[0][0].weight.clone()  # type: ignore[union-attr, index]
-    taken = take_parameters(model, StartConfig(run=str(trained_run.path), prefix="pinfm."))
+    origin = take_parameters(model, config, source)
     parameters = model.state_dict()
     for name, tensor in tensors_of(trained_run).items():
         assert torch.equal(parameters[f"pinfm.{name}"], tensor)
     assert torch.equal(parameters["heads.0.0.weight"], head), "the head is as it was drawn"
-    assert taken == sum(tensor.numel() for tensor in tensors_of(trained_run).values())
-    assert take_parameters(model, StartConfig()) == 0
+    assert origin == {
+        "run": trained_run.path.name,
+        "step": 6,
+        "snapshot": stored.state["lineage"]["snapshot"],
+        "prefix": "pinfm.",
+        "parameters": sum(tensor.numel() for tensor in tensors_of(trained_run).values()),
+    }
+    assert take_parameters(model, ranker_config(), source) == {}
 
 
 @pytest.mark.parametrize(
     ("setting", "prefix", "said"),
     [
-        ("model.width=16", "pinfm.", "where it has size"),
-        ("model.request_time=true", "pinfm.", "which lacks it"),
-        ("training.steps=6", "", "which lacks it"),
-        ("training.steps=6", "encoder.", "start.prefix = encoder."),
+        ("model.width=16", "pinfm.", r"model\.width is 16, but .* was trained with 8"),
+        ("model.request_time=true", "", r"model\.request_time is true, but .* was trained with false"),
+        ("training.steps=6", "encoder.", r"start\.prefix = encoder\. fits no parameter"),
+        ("training.steps=6", "fusion.", r"start\.prefix = fusion\. fits no parameter"),
+        ("training.steps=6", "heads.", "cannot start from 0.0.weight of .*, which lacks it"),
     ],
 )
 def test_what_does_not_fit_is_named_and_nothing_is_taken(
     ranker_config: Config, trained_run: RunDirectory, setting: str, prefix: str, said: str
 ) -> None:
-    vocabulary = Vocabulary(actions=("click", "hide", "save"), surfaces=("home", "search"))
-    model = build_model(ranker_config(setting).model, vocabulary)
+    config = ranker_config(setting, f"start.run={trained_run.path}", f"start.prefix={prefix}")
+    source = open_source(config)
+    model = build_model(config.model, source.vocabulary)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(UsageError, match=said):
-        take_parameters(model, StartConfig(run=str(trained_run.path), prefix=prefix))
+    for call in (take_parameters, check_start):
+        with pytest.raises(UsageError, match=said):
+            call(model, config, source)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_another_size_of_what_is_not_compared_is_found_by_the_sizes(
+    ranker_config: Config, trained_run: RunDirectory
+) -> None:
+    """A user's own model may have settings that nobody else knows."""
+    config = ranker_config(f"start.run={trained_run.path}")
+    source = open_source(config)
+    model = build_model(config.model, source.vocabulary)
+    model.pinfm.start = torch.nn.Parameter(torch.zeros(9))  # type: ignore[union-attr]
+    with pytest.raises(UsageError, match=r"pinfm\.start \(9\) cannot start from start of .* where it has size 8"):
+        take_parameters(model, config, source)
+
+
+def test_a_ranker_continues_a_ranker_whole(ranker_config: Config, trained_run: RunDirectory, tmp_path: Path) -> None:
+    first = train(ranker_config("training.steps=2", f"start.run={trained_run.path}"), tmp_path)
+    config = ranker_config(f"start.run={first.run.path}")
+    source = open_source(config)
+    model = build_model(config.model, source.vocabulary)
+    assert take_parameters(model, config, source)["prefix"] == "", "all of its parameters, not those of its pinfm"
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in tensors_of(first.run).items())
+    with pytest.raises(UsageError, match=r"pinfm\.start .* which lacks it") as caught:
+        take_parameters(model, ranker_config(f"start.run={first.run.path}", "start.prefix=pinfm."), source)
+    assert "--set start.prefix=" in caught.value.fix
+    other = ranker_config(f"start.run={first.run.path}", 'model.head.labels=["save"]')
+    with pytest.raises(UsageError, match=r'model\.head\.labels is \["save"\], but'):
+        take_parameters(model, other, source)
+
+
+def test_names_that_only_the_new_data_has_are_told(
+    ranker_config: Config, trained_run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    open_source(ranker_config(f"start.run={trained_run.path}"))
+    said = capsys.readouterr().err
+    assert "does not know these actions, which count as unknown: share" in said
+    assert "does not know these surfaces, which count as unknown: related" in said
+
+
+@pytest.mark.parametrize("setting", ["model.tables.storage=fp32", "model.tables.storage=fp16"])
+def test_a_run_and_its_bundle_start_the_same(
+    tiny_config: Config, ranker_config: Config, tmp_path: Path, setting: str
+) -> None:
+    """Bit for bit: parameters, streaming frequencies, everything after two steps, and the rows that are stored."""
+    streaming = "model.loss.streaming_frequencies=true"
+    first = train(tiny_config(setting, streaming, "model.tables.num_rows=4096"), tmp_path / "first").run
+    export_bundle(find_checkpoint(first.path), tmp_path / "b", name="b", version="1", for_training=True)
+    settings = (setting, streaming, "model.tables.num_rows=4096", "training.steps=2", "model.extra_loss.next_token=0.5")
+    of_run, of_bundle = (
+        train(ranker_config(*settings, f"start.run={place}"), tmp_path / name)
+        for name, place in (("run", first.path), ("bundle", tmp_path / "b"))
+    )
+    assert of_run.started_from == of_bundle.started_from
+    for step in (0, 2):
+        one, other = (
+            load_checkpoint(trainer.run.checkpoints / f"step-{step:08d}").tensors for trainer in (of_run, of_bundle)
+        )
+        for group, tensors in one.items():
+            assert tensors.keys() == other[group].keys(), "the same rows count as fresh"
+            assert all(torch.equal(tensor, other[group][name]) for name, tensor in tensors.items())
+    taken = load_checkpoint(of_run.run.checkpoints / "step-00000000").tensors["dense"]
+    assert int(taken["pinfm.frequencies.step"]) == 6
+    assert "item_tables.weight:rows" in load_checkpoint(find_checkpoint(first.path)).tensors["tables"]
 
 
 @pytest.mark.parametrize("share", [0.1, 0.0])
@@ -115,7 +188,8 @@ def test_a_resumed_run_does_not_start_again(ranker_config: Config, trained_run: 
     config = dataclasses.replace(
         ranker_config("training.steps=4"), start=StartConfig(run=str(trained_run.path), prefix="pinfm.")
     )
-    whole = train(config, tmp_path / "whole").model.state_dict()
+    unbroken = train(config, tmp_path / "whole")
+    whole = unbroken.model.state_dict()
     run = RunDirectory.create(tmp_path / "again", config.name, config_to_json(config))
     stopped = Trainer(config, run, open_source(config))
     stopped.on_checkpoint = lambda trainer: (_ for _ in ()).throw(KeyboardInterrupt) if trainer.step == 2 else None
@@ -127,6 +201,7 @@ def test_a_resumed_run_does_not_start_again(ranker_config: Config, trained_run: 
     assert source.dataset.path.name == load_checkpoint(run.checkpoints / "latest").state["lineage"]["snapshot"]
     again = Trainer(config, RunDirectory.open(run.path), source)
     again.train(quiet=True)
+    assert again.started_from == unbroken.started_from, "the checkpoint says where the parameters came from"
     assert all(torch.equal(whole[name], tensor) for name, tensor in again.model.state_dict().items())
 
 
