@@ -23,3 +23,15 @@ def test_a_run_becomes_a_bundle(tackboard: Program, trained_run: RunDirectory, t
     assert answer.json()["bytes"] == sum(p.stat().st_size for p in (tmp_path / "one").rglob("*") if p.is_file())
     text = tackboard("export", trained_run.path, "--out", tmp_path / "two", "--tables", "fp32").out
     assert text.splitlines()[-1] == f"serve it with: tackboard serve {tmp_path / 'two'}"
+
+
+def test_a_bundle_for_training_says_how_to_use_it(
+    tackboard: Program, trained_run: RunDirectory, tmp_path: Path
+) -> None:
+    text = tackboard("export", trained_run.path, "--out", tmp_path / "one", "--for-training").out
+    assert "tables in fp32" in text
+    assert f"start a run from it with: tackboard train RECIPE --from {tmp_path / 'one'}" in text
+    answer = tackboard("verify", tmp_path / "one")
+    assert "bundle intact" in answer.out
+    answer = tackboard("export", trained_run.path, "--out", tmp_path / "two", "--for-training", "--tables", "fp16")
+    assert answer.code == 2 and "leave out --tables" in answer.err

@@ -224,3 +224,21 @@ def test_a_users_recipe_and_config(
     answer = tackboard("train", f"{recipe}:small", "--json", "--runs", tmp_path / "runs")
     assert answer.code == 0, answer.err
     assert "_mine_" in answer.json()["run"]
+
+
+def test_from_is_start_run(
+    tackboard: Program, settings: list[str], trained_run: RunDirectory, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    place = str(trained_run.path)
+    answer = tackboard("train", "demo", *settings, "--from", place, "--print-config")
+    assert json.loads(answer.out)["start"] == {"run": place, "prefix": ""}
+    assert tackboard("train", "demo", "--from", place, "--set", f"start.run={place}", "--print-config").code == 0
+    for wrong, said in (
+        (["--from", place, "--set", "start.run=other"], "name different runs"),
+        (["--from", place, "--dry-run"], "model.tables.num_hashes is 4, but"),
+        (["--from", str(tiny_bundle), "--dry-run"], "tackboard export RUN --out BUNDLE --for-training"),
+    ):
+        answer = tackboard("train", "demo", *settings, *wrong, "--runs", tmp_path / "runs")
+        assert answer.code == 2 and said in answer.err, answer.err
+        assert len(answer.err.splitlines()) <= 3
+    assert not (tmp_path / "runs").exists()

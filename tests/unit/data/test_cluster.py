@@ -12,11 +12,12 @@ import pyarrow as pa
 import pytest
 import torch
 
-from tackboard.batch import HashConfig, SequenceBatch
+from tackboard.batch import HashConfig, RequestBatch, SequenceBatch
 from tackboard.core.errors import DataError, UsageError
 from tackboard.data import cluster
 from tackboard.data.cluster import StepWorker, batch_from_bytes, batch_to_bytes, join_cluster, tasks_of
 from tackboard.data.loader import DataConfig, TrainingSteps
+from tackboard.data.request_loader import RequestConfig, RequestSource, RequestSteps
 from tackboard.data.source import open_sequences
 from tackboard.events.dataset import open_dataset
 
@@ -89,6 +90,31 @@ def test_a_worker_makes_every_share_and_reads_each_window_once(
         assert [step for block in mine for step in block["steps"][0].as_py()] == numbers
         came = [batch_from_bytes(data) for block in mine for data in block["tensors"][0].as_py()]
         assert [tensors(batch) for batch in came] == [tensors(share[step]) for step in numbers]
+
+
+def test_a_worker_makes_every_share_of_requests_and_reads_each_window_once(labelled_dataset: Path) -> None:
+    config = RequestConfig(dataset=str(labelled_dataset), max_history=8, tokens_per_step=400, window_buckets=2)
+    source = RequestSource(config)
+    steps = RequestSteps(source, config, HashConfig(num_hashes=2, num_rows=16), seed=3)
+    numbers = list(range(steps.plan.first_step(1)))
+    assert steps.plan.num_windows > 1
+    read, asked = source.counters.num_rows, source.request_counters.num_rows
+    worker = StepWorker(None, world_size=2)
+    worker.open(steps)
+    tasks = [pa.table({"step": pa.array(task, pa.int64())}) for task in tasks_of(steps, numbers)]
+    blocks = [block for task in tasks for block in worker(task)]
+    assert source.counters.num_rows - read == source.dataset.num_events
+    num_requests = steps.source.dataset.layout.offsets["requests"][-1]
+    assert source.request_counters.num_rows - asked == num_requests, "each request was decoded once for both ranks"
+    for rank in range(2):
+        share = copy.copy(steps)
+        share.rank, share.world_size = rank, 2
+        mine = [block for block in blocks if block["rank"][0].as_py() == rank]
+        came = [data for block in mine for data in block["tensors"][0].as_py()]
+        assert came == [batch_to_bytes(share[step]) for step in numbers]
+        arrived = batch_from_bytes(came[0])
+        assert isinstance(arrived, RequestBatch) and batch_to_bytes(arrived) == came[0]
+        assert arrived.num_candidates > arrived.num_requests > 0
 
 
 def test_a_worker_does_not_read_another_snapshot(steps: TrainingSteps, tmp_path: Path) -> None:

@@ -132,3 +132,53 @@ def test_what_only_training_needs_stays_behind(trained_run: RunDirectory, tmp_pa
     assert not any(name.startswith("frequencies.") for name in load_file(tmp_path / "bundle" / "dense.safetensors"))
     assert read_bundle(tmp_path / "bundle").model["config"]["loss"]["streaming_frequencies"] is False
     Scorer.load(tmp_path / "bundle")
+    summary = export_bundle(path, tmp_path / "whole", name="tiny", version="3", for_training=True)
+    assert (summary["tables"], summary["purpose"]) == ("fp32", "training")
+    dense = load_file(tmp_path / "whole" / "dense.safetensors")
+    assert all(torch.equal(dense[name], tensor) for name, tensor in checkpoint.tensors["dense"].items())
+    assert dense.keys() == checkpoint.tensors["dense"].keys() and "log_inverse_temperature" in dense
+    assert read_bundle(tmp_path / "whole").model["config"]["loss"]["streaming_frequencies"] is True
+    Scorer.load(tmp_path / "whole")
+
+
+def test_a_bundle_for_training_has_every_bit_and_can_be_served(
+    trained_run: RunDirectory, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    checkpoint = load_checkpoint(find_checkpoint(trained_run.path))
+    export_bundle(checkpoint, tmp_path / "bundle", name="tiny", version="3", for_training=True)
+    signature, table = read_bundle(tmp_path / "bundle"), "item_tables.weight"
+    assert (signature.purpose, signature.tables[table]["dtype"]) == ("training", "fp32")
+    assert signature.fresh_rows == checkpoint.state["fresh_rows"]
+    rows = load_file(tmp_path / "bundle" / "tables" / f"{table}.safetensors")[table]
+    assert torch.equal(rows, whole_tensor(stored_tables(checkpoint)[table], checkpoint.path))
+    assert "tackboard train RECIPE --from BUNDLE" in (tmp_path / "bundle" / "card.md").read_text()
+    assert "--from" not in (tiny_bundle / "card.md").read_text()
+    one, other = Scorer.load(tmp_path / "bundle"), Scorer.load(tiny_bundle)
+    request = one.reader.read({}, [100, 101, 102])
+    assert one.score(request).tolist() == other.score(request).tolist()
+    with pytest.raises(UsageError, match="--tables fp16 and --for-training contradict each other"):
+        export_bundle(checkpoint, tmp_path / "x", name="x", version="1", tables="fp16", for_training=True)
+
+
+def test_a_half_precision_run_stays_half_for_training(
+    tiny_config: Callable[..., Any], tmp_path: Path, torch_settings: None
+) -> None:
+    from tackboard.train.config import config_to_json
+    from tackboard.train.start import open_source
+    from tackboard.train.trainer import Trainer
+
+    config = tiny_config("model.tables.storage=bf16", "training.steps=2")
+    run = RunDirectory.create(tmp_path / "runs", "half", config_to_json(config))
+    Trainer(config, run, open_source(config)).train(quiet=True)
+    summary = export_bundle(find_checkpoint(run.path), tmp_path / "bundle", name="h", version="1", for_training=True)
+    assert summary["tables"] == "bf16"
+    assert Scorer.load(tmp_path / "bundle").model.item_tables.weight.dtype == torch.bfloat16
+
+
+def test_the_card_says_from_which_run_the_parameters_came(remake: Callable[..., Path], tmp_path: Path) -> None:
+    origin = {"run": "first", "step": 4, "snapshot": "20260101T000000Z-abc", "prefix": "pinfm.", "parameters": 8}
+    path = remake(state={"started_from": origin})
+    export_bundle(path, tmp_path / "bundle", name="x", version="1")
+    assert read_bundle(tmp_path / "bundle").lineage["started_from"] == origin
+    card = (tmp_path / "bundle" / "card.md").read_text()
+    assert "The parameters under `pinfm.` began as those of step 4 of run `first`, which was trained on" in card

@@ -411,3 +411,22 @@ def test_a_name_that_a_file_does_not_have(tmp_path: Path) -> None:
     assert "has no feature set hme" in error.value.got and error.value.allowed == "it has: features, other"
     with pytest.raises(UsageError, match="there is no module tackboard.nothing"):
         load_features("tackboard.nothing")
+
+
+def test_what_a_model_reads_is_compared_without_the_length_of_its_history() -> None:
+    def reading(length: int, newest: int, action: str = "click") -> FeatureSet:
+        history = events.newest(length)
+        return FeatureSet(
+            "home",
+            history=sequence(
+                item=history.collect(events.item), action=history.collect(events.action.index_in([action]))
+            ),
+            last=events.newest(newest).count(),
+        )
+
+    one, longer = reading(3, 5).read_hashes(3), reading(9, 5).read_hashes(9)
+    assert one == longer and list(one) == ["history.item", "history.action", "last"]
+    assert reading(3, 5).hash != reading(9, 5).hash
+    renamed = reading(9, 5, "save").read_hashes(9)
+    assert [name for name in one if one[name] != renamed[name]] == ["history.action"]
+    assert one["last"] != reading(3, 3).read_hashes(3)["last"], "only a history may have another length"

@@ -122,3 +122,45 @@ def test_its_settings_are_those_of_the_model_inside(ranker_config: Config, tiny_
     inside = tiny_config().model
     assert RankerConfig.on(inside, HeadConfig(labels=("click",))) == ranker_config().model
     assert ranker_config().model.tables == inside.tables
+
+
+def test_requests_of_one_user_are_no_negatives_of_each_other(ranker_config: Config, batch: RequestBatch) -> None:
+    """Several requests of a user share most of a history, so other rows of the batch hold what the user chose."""
+    model = make(ranker_config, "model.extra_loss.next_token=1.0").train()
+    histories = batch.histories
+    own = model.prepare(batch).targets.next_token.own
+    row_of_event = torch.repeat_interleave(torch.arange(batch.num_requests), histories.lengths())
+    num_shared = 0
+    for row in range(batch.num_requests):
+        of_user = histories.users == histories.users[row]
+        wanted = histories.items[histories.is_positive & of_user[row_of_event]]
+        group = own.groups[row]
+        assert sorted(own.items[own.offsets[group] : own.offsets[group + 1]].tolist()) == sorted(wanted.tolist())
+        num_shared += int(of_user.sum()) > 1
+    assert num_shared > 2, "the batch has users with several requests"
+
+    # If all requests are of one user, the loss has no negative left.
+    of_one = dataclasses.replace(
+        batch, histories=dataclasses.replace(histories, users=torch.zeros_like(histories.users))
+    )
+    assert float(model.loss(of_one).metrics["loss_next_token"]) == pytest.approx(0.0, abs=1e-5)
+    unmasked = make(ranker_config, "model.extra_loss.next_token=1.0", "model.loss.mask_same_user=false").train()
+    assert float(unmasked.loss(of_one).metrics["loss_next_token"]) > 0.5
+    assert float(model.loss(batch).metrics["loss_next_token"]) > 0.5
+
+
+def test_the_card_says_what_a_score_is(ranker_config: Config, tiny_config: Config) -> None:
+    both = 'model.head.labels=["click","save"]'
+    assert "A score s is the log odds of click: 1 / (1 + e^-s)" in ranker_config().model.meaning_of_scores
+    assert "Other heads: save." in ranker_config(both).model.meaning_of_scores
+    weighted = ranker_config(both, 'model.head.utilities={"click": 0.5, "save": 2.0}').model.meaning_of_scores
+    assert "A score is 0.5 × click + 2 × save, the weighted sum of predicted probabilities" in weighted
+    assert "not probabilities" in tiny_config().model.meaning_of_scores
+
+
+def test_labels_are_checked_without_a_batch(ranker_config: Config) -> None:
+    config = ranker_config().model
+    config.check_labels(("click", "save"))
+    with pytest.raises(ConfigError, match="names 'click', which is not a label of the data") as caught:
+        config.check_labels(("save",))
+    assert caught.value.allowed == "allowed: save"

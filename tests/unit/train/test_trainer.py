@@ -23,12 +23,15 @@ from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
 from tackboard.core.errors import CorruptFileError, DivergedError, Preempted, UsageError
 from tackboard.core.manifest import MANIFEST, write_manifest
 from tackboard.core.rundir import RunDirectory
+from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.source import SequenceSource, open_sequences
 from tackboard.features.feature_set import read_features
 from tackboard.features.standard import features_for_model
 from tackboard.models.interface import LossOutput
+from tackboard.models.ranker import Ranker, RankerConfig
 from tackboard.train import trainer as trainer_module
 from tackboard.train.config import RunConfig, config_to_json, features_for
+from tackboard.train.start import open_source
 from tackboard.train.trainer import Trainer, choose_device, shall_compile
 
 Config = Callable[..., RunConfig]
@@ -557,3 +560,35 @@ def test_what_compiles_where(
     assert "does not compile" in capsys.readouterr().err
     (tmp_path / "a-compiler").touch(mode=0o755)
     assert shall_compile("on", cpu) and shall_compile("auto", gpu)
+
+
+def test_statistics_of_a_batch_of_few_users_are_warned_of(
+    tiny_config: Config, ranker_config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class NormedConfig(RankerConfig):
+        def build(self, vocabulary: Vocabulary) -> Ranker:
+            model = super().build(vocabulary)
+            model.cross.normed = NORMS[self.head.num_cross_layers]
+            return model
+
+    def said(config: RunConfig) -> str:
+        Trainer(config, RunDirectory(tmp_path), open_source(config))
+        return capsys.readouterr().err
+
+    def normed(number: int) -> RunConfig:
+        config = ranker_config(f"model.head.num_cross_layers={number}")
+        settings = {field.name: getattr(config.model, field.name) for field in dataclasses.fields(config.model)}
+        return dataclasses.replace(config, model=NormedConfig(**settings))
+
+    warning = "warning: cross.normed normalises by the statistics of a batch, but a batch of requests holds few users"
+    assert warning in said(normed(0)) and said(normed(0)).count("warning") == 1
+    assert "use nn.LayerNorm, or nn.SyncBatchNorm" in said(normed(0))
+    assert "and 1 more normalises" in said(normed(1))
+    assert not said(normed(2)) and not said(ranker_config()) and not said(tiny_config())
+
+
+NORMS = (
+    torch.nn.BatchNorm1d(4),
+    torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.BatchNorm1d(4)),
+    torch.nn.SyncBatchNorm(4),
+)
