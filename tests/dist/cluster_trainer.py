@@ -26,13 +26,14 @@ from tackboard.core.errors import TackboardError
 from tackboard.data import cluster
 from tackboard.data.cluster import ClusterSteps
 from tackboard.data.loader import DataConfig, TrainingSteps
+from tackboard.data.request_loader import RequestConfig, RequestSteps
 from tackboard.data.source import open_sequences
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.features.feature_set import FeatureSet
-from tackboard.features.language import Events, Request
+from tackboard.features.language import Events, Item, Request, Time
 from tackboard.features.standard import features_for_model
 
-events, request = Events(), Request()
+events, request, item = Events(), Request(), Item(birth_ms=Time())
 WORKER, COORDINATOR = "MapWorker", "SplitCoordinator"
 NODE = {"num_cpus": 1, "object_store_memory": 200_000_000, "include_dashboard": False}
 HASHING = HashConfig(num_hashes=2, num_rows=64)
@@ -49,19 +50,25 @@ def open_steps(dataset: Path) -> TrainingSteps:
     return TrainingSteps(open_sequences(dataset, features=features), config, HASHING, seed=7)
 
 
-def differences(one: SequenceBatch, other: SequenceBatch) -> list[str]:
+def open_requests(dataset: Path) -> RequestSteps:
+    """Labelled requests, with a feature of the request and a feature of each candidate."""
+    config = RequestConfig(dataset=str(dataset), max_history=16, tokens_per_step=512, window_buckets=2)
+    own = FeatureSet("own", num_before=events.count(), age=request.time.seconds_since(item.birth_ms).fill_missing(0.0))
+
+    def chosen(vocabulary: Vocabulary) -> FeatureSet:
+        return features_for_model(("history", "num_before", "age"), vocabulary, 16, own, of_requests=True)
+
+    return config.steps(config.open(chosen), HASHING, seed=7)
+
+
+def differences(one: Any, other: Any) -> list[str]:
     """Names of the tensors that differ in type, shape or a bit, or stand in another order."""
 
-    def flat(batch: SequenceBatch) -> list[tuple[str, torch.Tensor]]:
-        found: list[tuple[str, torch.Tensor]] = []
-        for field in dataclasses.fields(batch):
-            value = getattr(batch, field.name)
-            found += (
-                [(f"{field.name}.{name}", part) for name, part in value.items()]
-                if isinstance(value, dict)
-                else [(field.name, value)]
-            )
-        return found
+    def flat(value: Any, place: str = "") -> list[tuple[str, torch.Tensor]]:
+        if isinstance(value, torch.Tensor):
+            return [(place, value)]
+        parts = value if isinstance(value, dict) else {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return [found for name, part in parts.items() for found in flat(part, f"{place}.{name}")]
 
     return [
         name
@@ -70,7 +77,7 @@ def differences(one: SequenceBatch, other: SequenceBatch) -> list[str]:
     ]
 
 
-def compare(batches: Iterable[tuple[int, SequenceBatch]], local: TrainingSteps) -> dict[str, Any]:
+def compare(batches: Iterable[tuple[int, Any]], local: TrainingSteps | RequestSteps) -> dict[str, Any]:
     """The numbers of the steps that came, in that order, and of those that were not what this process makes."""
     came, different = [], []
     for step, batch in batches:
@@ -99,8 +106,8 @@ def wait_for_workers(wanted: Callable[[dict[int, int]], bool]) -> dict[int, int]
 
 
 class Scenes:
-    def __init__(self, dataset: Path, address: str) -> None:
-        self.dataset = dataset
+    def __init__(self, dataset: Path, asked: Path, address: str) -> None:
+        self.dataset, self.asked, self.address = dataset, asked, address
         self.local = open_steps(dataset)
         self.epoch = self.local.plan.steps_per_epoch
         self.remote = ClusterSteps(open_steps(dataset), address)
@@ -132,6 +139,21 @@ class Scenes:
         shares = self.remote.split(numbers, 2, world_size=2)
         seen = ray.get([train.remote(share, rank, self.dataset) for rank, share in enumerate(shares)])
         return {"expected": numbers, "ranks": seen}
+
+    def requests(self) -> dict[str, Any]:
+        """Batches of labelled requests, for two trainers."""
+
+        @ray.remote(num_cpus=0)
+        def train(share: Any, rank: int, dataset: Path) -> dict[str, Any]:
+            local = open_requests(dataset)
+            local.rank, local.world_size = rank, 2
+            return compare(share, local) | {"num_bytes": share.num_bytes}
+
+        steps = open_requests(self.asked)
+        numbers = list(range(steps.plan.first_step(2)))
+        shares = ClusterSteps(open_requests(self.asked), self.address).split(numbers, 2, world_size=2)
+        seen = ray.get([train.remote(share, rank, self.asked) for rank, share in enumerate(shares)])
+        return {"expected": numbers, "ranks": seen, "tasks": len(cluster.tasks_of(steps, numbers))}
 
     def killed(self) -> dict[str, Any]:
         """One of two workers dies of SIGKILL when the first batch has come; another takes its place."""
@@ -191,15 +213,16 @@ def error_of(call: Callable[[], Any]) -> list[str]:
     return []
 
 
-def main(dataset: Path, answers: Path, folder: str) -> None:
+def main(dataset: Path, asked: Path, answers: Path, folder: str) -> None:
     raylets = Cluster(initialize_head=True, head_node_args=NODE | {"temp_dir": folder})
     raylets.add_node(**NODE)
     try:
-        scenes = Scenes(dataset, raylets.address)
+        scenes = Scenes(dataset, asked, raylets.address)
         for scene in (
             scenes.one_trainer,
             scenes.resumed,
             scenes.two_trainers,
+            scenes.requests,
             scenes.killed,
             scenes.lost,
             scenes.unseen,
@@ -216,4 +239,4 @@ def main(dataset: Path, answers: Path, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    main(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])

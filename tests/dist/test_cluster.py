@@ -17,6 +17,9 @@ from typing import Any
 import psutil
 import pytest
 
+from tackboard.data.labels import Label, LabelConfig
+from tackboard.data.request_layout import label_dataset
+from tackboard.events.dataset import open_dataset
 from tackboard.events.synthetic.world_config import WorldConfig
 from tackboard.events.synthetic.world_dataset import write_world
 
@@ -61,6 +64,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tackboard.events.dataset.ROWS_PER_BUCKET", 128)
         dataset = write_world(WORLD, folder, "small")
+        write_world(WORLD, folder, "asked")
+    asked = folder / "asked"
+    label_dataset(open_dataset(asked), LabelConfig(labels=(Label("click", 3_600_000),)), quiet=True)
     # Ray's sockets lie there, and a socket's path has at most 107 characters.
     sockets = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
     words = [
@@ -68,10 +74,13 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]
         *WARNINGS,
         str(HERE / "cluster_trainer.py"),
         str(dataset),
+        str(asked),
         str(folder / "answers"),
         sockets,
     ]
-    environment = os.environ | {MARK: sockets, "RAY_USAGE_STATS_ENABLED": "0"}
+    # Ray writes its address to RAY_TMPDIR/ray whatever other folder it was given, and does not make that folder.
+    Path(sockets, "ray").mkdir()
+    environment = os.environ | {MARK: sockets, "RAY_TMPDIR": sockets, "RAY_USAGE_STATS_ENABLED": "0"}
     try:
         done = subprocess.run(
             [*command, *words], env=environment, capture_output=True, text=True, timeout=500, check=False
@@ -117,6 +126,14 @@ def test_two_trainers_get_their_shares(answers: dict[str, Any]) -> None:
     assert len({rank["pid"] for rank in seen["ranks"]} | {seen["trainer"]}) == 3
     sizes = [rank["num_bytes"] for rank in seen["ranks"]]
     assert 0.8 < sizes[0] / sizes[1] < 1.25
+
+
+def test_two_trainers_get_their_shares_of_requests(answers: dict[str, Any]) -> None:
+    seen = answers["requests"]
+    assert [rank["steps"] for rank in seen["ranks"]] == [seen["expected"]] * 2
+    assert [rank["different"] for rank in seen["ranks"]] == [[], []]
+    assert len(seen["expected"]) > seen["tasks"] > 4
+    assert all(rank["num_bytes"] > 0 for rank in seen["ranks"])
 
 
 def test_a_killed_worker_changes_no_batch(answers: dict[str, Any]) -> None:

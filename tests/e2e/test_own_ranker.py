@@ -173,6 +173,51 @@ def test_ours_begins_as_pretrained_and_goes_the_same_way(
     assert (labelled / "runs" / "latest" / "checkpoints" / "best").is_symlink()
 
 
+def test_a_run_and_a_bundle_of_it_start_the_same_ranker(
+    labelled: Path, workspace: Path, tackboard: Callable[..., Answer]
+) -> None:
+    """All by the commands: train, export --for-training, verify, train --from, evaluate, export."""
+    pretrained = (workspace / "recipe.py").read_text()
+    (labelled / "recipe.py").write_text(pretrained)
+    ours = OURS.replace('StartConfig(run="runs/latest", prefix="pinfm.")', "StartConfig()")
+    (labelled / "ours.py").write_text(pretrained.replace("def recipe()", "def pretrained()") + ours)
+    ranker = ["train", "ours.py:recipe"]
+    for arguments in (
+        ["train", "recipe.py:recipe", "--runs", "first"],
+        ["export", "first/latest", "--out", "to-train", "--for-training"],
+        ["verify", "to-train"],
+        ["export", "first/latest", "--out", "to-serve"],
+        ["score", "request.json", "--offline", "--bundle", "to-train"],
+        [*ranker, "--from", "to-train", "--dry-run"],
+        [*ranker, "--from", "to-train", "--runs", "of-bundle"],
+        [*ranker, "--from", "first/latest", "--runs", "of-run"],
+        [*ranker, "--from", "first/latest", "--runs", "of-run", "--resume", "of-run/latest"],
+        ["evaluate", "of-bundle/latest"],
+        ["export", "of-bundle/latest", "--out", "started"],
+    ):
+        answer = tackboard(*arguments, cwd=labelled)
+        assert answer.code == 0, answer.err
+    for step in ("step-00000002", "step-00000004"):
+        for file in ("dense", "tables", "optimizer"):
+            one, other = (labelled / runs / "latest" / "checkpoints" / step for runs in ("of-run", "of-bundle"))
+            assert (one / f"{file}.safetensors").read_bytes() == (other / f"{file}.safetensors").read_bytes()
+    name = (labelled / "first" / "latest").resolve().name
+    card = (labelled / "started" / "card.md").read_text()
+    assert f"The parameters under `pinfm.` began as those of step 4 of run `{name}`" in card
+    assert "the log odds of click" in card and "not probabilities" not in card
+    for wrong, said in (
+        (["to-serve"], "tackboard export RUN --out BUNDLE --for-training"),
+        (["to-train", "--set", "start.run=first/latest"], "name different runs"),
+        (["to-train", "--set", "model.tables.num_rows=128"], "model.tables.num_rows is 128, but to-train was trained"),
+        (["datasets/tiny"], "datasets/tiny is a dataset"),
+        (["nowhere"], "nowhere does not exist"),
+    ):
+        answer = tackboard(*ranker, "--from", *wrong, "--runs", "wrong", cwd=labelled)
+        assert answer.code == (3 if len(wrong) == 1 and "--" not in said else 2), answer.err
+        assert said in answer.err and len(answer.err.splitlines()) <= 3, answer.err
+    assert not (labelled / "wrong").exists()
+
+
 @pytest.mark.parametrize(
     ("setting", "said"),
     [

@@ -28,6 +28,8 @@ SCORES_FLAT = {
 settings, nearly all of them other than the defaults."""
 SCORES_CHANGED_ROWS = [-8.101639747619629, -7.960319995880127, -7.106776714324951, -7.772748947143555]
 """By checkpoint-v2, of a request one hour after the last event. It holds 20 or fewer of its table's 400 rows."""
+SCORES_V3 = [6.901406288146973, 6.7190985679626465, 5.4969305992126465, 7.659078598022461]
+"""By bundle-v3, which was made for training, of a request one hour after the last event."""
 FEATURES_HASH = "d3b30c919600d1bf3e72a38edfb017e9a8bef0188a63a2df25b01bafa19df760"
 """Of bundle-v2's features.json, format version 1."""
 
@@ -119,6 +121,28 @@ def test_bundle_version_2_with_features_version_1(tmp_path: Path) -> None:
     for one in (scorer, exported(GOLDEN / "checkpoint-v1-features", tmp_path)):
         assert one.features.hash == FEATURES_HASH
         assert np.allclose(scores_of(one, HOUR_MS), SCORES_V2, atol=1e-5)
+
+
+def test_bundle_version_3_is_served_and_starts_a_run() -> None:
+    """It was made with --for-training: fp16 tables as they were trained, streaming frequencies, fresh rows."""
+    from tackboard.data.loader import DataConfig
+    from tackboard.models.description import restore_config
+    from tackboard.models.interface import build_model
+    from tackboard.scoring.scorer import Scorer
+    from tackboard.train.config import RunConfig, StartConfig
+    from tackboard.train.start import open_source, take_parameters
+
+    scorer = Scorer.load(GOLDEN / "bundle-v3", num_threads=1)
+    assert (scorer.signature.format_version, scorer.signature.purpose) == (3, "training")
+    assert np.allclose(scores_of(scorer, HOUR_MS), SCORES_V3, atol=1e-5)
+    data = DataConfig(dataset=str(GOLDEN / "dataset-v1"), positive_actions=("view", "save"), max_length=4)
+    start = StartConfig(run=str(GOLDEN / "bundle-v3"))
+    config = RunConfig(name="new", data=data, model=restore_config(scorer.signature.model), start=start)
+    source = open_source(config)
+    model = build_model(config.model, source.vocabulary)
+    assert take_parameters(model, config, source)["step"] == 3
+    assert all((scorer.model.state_dict()[name] == tensor).all() for name, tensor in model.state_dict().items())
+    assert model.item_tables.fresh.key == scorer.signature.fresh_rows["item_tables.weight"]["key"]  # type: ignore[union-attr]
 
 
 def test_checkpoint_version_2_with_changed_rows(tmp_path: Path) -> None:

@@ -36,18 +36,12 @@ def train(
 ) -> None:
     """Train a model and write a run directory with checkpoints and metrics."""
     began = time.perf_counter()
-    from tackboard.core.config import apply_overrides
     from tackboard.core.rundir import RunDirectory
-    from tackboard.recipes.registry import find_recipe
     from tackboard.train.config import config_to_json
 
-    config = find_recipe(recipe)
     if fast_dev_run:
         overrides = [*overrides, "training.steps=2", "training.checkpoint_every=1", "training.log_every=1"]
-    config = apply_overrides(config, overrides)
-    if start:
-        _check_start(start, config, overrides)
-        config = apply_overrides(config, [f"start.run={start}"])
+    config = _configured(recipe, overrides, start)
     if settings:
         _print_settings(config)
         return
@@ -102,16 +96,22 @@ def train(
     _report(result, json_output)
 
 
-def _check_start(start: str, config: RunConfig, overrides: list[str]) -> None:
-    """Raises UsageError if --from and --set start.run name different runs."""
+def _configured(recipe: str, overrides: list[str], start: str) -> RunConfig:
+    """Returns the config of a recipe with the values of --set and --from."""
+    from tackboard.core.config import apply_overrides
     from tackboard.core.errors import UsageError
+    from tackboard.recipes.registry import find_recipe
 
+    config: RunConfig = apply_overrides(find_recipe(recipe), overrides)
+    if not start:
+        return config
     if any(override.startswith("start.run=") for override in overrides) and config.start.run != start:
         raise UsageError(
             f"--from {start} and --set start.run={config.start.run} name different runs",
             allowed="--from RUN does the same as --set start.run=RUN",
             fix="give only one of them",
         )
+    return apply_overrides(config, [f"start.run={start}"])
 
 
 def _warn_of_forgotten(snapshot: Path) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from tackboard.batch import SequenceBatch
 from tackboard.checkpoint.copies import stored_bytes
@@ -54,11 +55,7 @@ def estimate_run(
     device = choose_device(config.training.device)
     with torch.device("meta"):
         model = build_model(config.model, source.vocabulary)
-    check_multipliers(model, config.optimizer)
-    if isinstance(source, RequestSource):
-        config.model.check_labels(source.labels)
-    if not is_resumed:  # A resumed run takes its parameters from its own checkpoint.
-        check_start(model, config, source)
+    _check(model, config, source, is_resumed=is_resumed)
     tables = table_parameter_names(model)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     num_table = sum(size for name, size in sizes.items() if name in tables)
@@ -121,6 +118,15 @@ def estimate_run(
             math.log(max(2, len(source.catalogue) if config.data.batch_type is SequenceBatch else 2)), 2
         ),
     }
+
+
+def _check(model: nn.Module, config: RunConfig, source: SequenceSource, *, is_resumed: bool) -> None:
+    """Raises UsageError if the run's settings name parameters, labels or another run that do not fit."""
+    check_multipliers(model, config.optimizer)
+    if isinstance(source, RequestSource):
+        config.model.check_labels(source.labels)
+    if not is_resumed:  # A resumed run takes its parameters from its own checkpoint.
+        check_start(model, config, source)
 
 
 def _table_bytes(module: HashedTables, num_items: int | None) -> int:

@@ -123,8 +123,7 @@ class Trainer:
         self.store = CheckpointStore(run.checkpoints)
         self.saver = Saver(self.model, self.optimizers, self.store, run)
         self._verified = checkpoint
-        self.started_from: dict[str, Any] = {}
-        """The run, step and snapshot from which the first parameters came; empty if they were random."""
+        self.started_from: dict[str, Any] = {}  # The run, step and snapshot from which the first parameters came.
         for warning in [*config.warnings(), *_shared_rows(tables, source), *_batch_norms(self.model, config)]:
             say(f"warning: {warning}")
         self.step = 0
