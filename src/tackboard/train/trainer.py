@@ -129,8 +129,7 @@ class Trainer:
         self.step = 0
         self.num_made = 0
         """Number of steps that this process has made."""
-        self.data_step = 0
-        self.num_tokens = 0
+        self.data_step = self.num_tokens = 0
         self.is_compiling = False
         """Whether the first step of a compiled model is running. Compiling makes this step slow."""
         self.last_loss = self._last_norm = float("nan")
