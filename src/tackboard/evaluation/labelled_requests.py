@@ -40,8 +40,8 @@ DAMPING = 10.0
 class ScoredCandidates:
     """Scores of candidates [E], with their users, items and labels. A label is 1, 0, or -1 if it is not known.
 
-    `heads` holds the scores of each action for which the model has a head; `scores` are for all other labels. If every
-    label has a head, `scores` are NaN. `requests` numbers the requests; `weights` are 1 if they are None.
+    `heads` holds the scores of each action for which the model has a head; `scores` are for all other labels.
+    `requests` numbers the requests; `weights` are 1 if they are None.
     """
 
     scores: NDArray[np.float64]
@@ -69,10 +69,12 @@ class ScoredCandidates:
         return dataclasses.replace(chosen, scores=chosen.heads.get(label, chosen.scores))
 
 
-def scores_by_action(model: Any, batch: RequestBatch) -> Mapping[str, torch.Tensor]:
-    """Returns the scores [C] of each action for which the model has a head; empty if the model has no such heads."""
-    method = getattr(model, "scores_by_action", None)
-    return method(batch) if callable(method) else {}
+def all_scores(model: Any, batch: RequestBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+    """Returns the model's scores [C], and the scores of each action for which the model has a head."""
+    heads = model.scores_by_action(batch) if callable(getattr(model, "scores_by_action", None)) else {}
+    can_combine = heads and callable(getattr(model, "score_of_actions", None))  # Then the model runs only once.
+    scores = model.score_of_actions(heads) if can_combine else model.scores(batch)
+    return scores, {name: head for name, head in heads.items() if name}
 
 
 @torch.no_grad()
@@ -84,18 +86,16 @@ def answer(model: Any, steps: RequestSteps, *, max_users: int | None = None, qui
     numbers, met, num_requests = range(steps.plan.first_step(1)), np.zeros(0, dtype=np.int64), 0
     with Progress("scoring requests", total=len(numbers), unit="steps", quiet=quiet) as progress:
         for _, batch in on_device(steps.iterate(numbers), device):
-            heads = {name: _numbers(head.double()) for name, head in scores_by_action(model, batch).items()}
-            has_others = any(name not in heads for name in steps.source.labels)
-            unknown = torch.full((batch.num_candidates,), torch.nan)
+            scores, heads = all_scores(model, batch)
             users = _numbers(batch.expand(batch.histories.users))
             labels = {name: torch.where(batch.known[name], batch.labels[name], -1.0) for name in steps.source.labels}
             parts.append(
                 ScoredCandidates(
-                    scores=_numbers((model.scores(batch) if has_others else unknown).double()),
+                    scores=_numbers(scores.double()),
                     users=users,
                     items=_numbers(batch.histories.item_ids[batch.candidates]),
                     labels={name: _numbers(label).astype(np.int8) for name, label in labels.items()},
-                    heads=heads,
+                    heads={name: _numbers(head.double()) for name, head in heads.items()},
                     weights=_numbers(batch.weights.double()),
                     requests=num_requests + _numbers(batch.request_of),
                     request_ms=_numbers(batch.expand(batch.request_ms)),

@@ -34,7 +34,7 @@ from tackboard.core.manifest import MANIFEST, read_manifest, verify_manifest, wr
 from tackboard.core.progress import Progress
 from tackboard.data.prefetch import on_device
 from tackboard.data.request_loader import RequestConfig, RequestSource, RequestTable, RequestWindow
-from tackboard.evaluation.labelled_requests import scores_by_action
+from tackboard.evaluation.labelled_requests import all_scores
 from tackboard.events.columns import one_array
 from tackboard.events.dataset import REQUESTS, Dataset
 from tackboard.events.layout import RowReader
@@ -225,8 +225,8 @@ def _score(
     parts: list[dict[str, NDArray[np.float32]]] = []
     for _, batch in on_device(_batches(source, scorer, bucket), _device(scorer)):
         with torch.inference_mode():
-            columns = {"score": scorer.model.scores(batch)}
-            columns |= {f"score_{action}": head for action, head in scores_by_action(scorer.model, batch).items()}
+            given, heads = all_scores(scorer.model, batch)
+            columns = {"score": given} | {f"score_{action}": head for action, head in heads.items()}
         parts.append({name: scores.float().cpu().numpy() for name, scores in columns.items()})
         for name, scores in parts[-1].items():
             if scores.shape != (batch.num_candidates,) or not np.isfinite(scores).all():

@@ -283,6 +283,7 @@ def fit_arm(
 
 def judged(answers: ScoredCandidates) -> tuple[dict[str, float], dict[str, NDArray[Any]]]:
     """Returns metrics on the test examples, and arrays of the same metrics for random draws of test users, by name."""
+    answers = answers.judged(YES)
     logits, labels = answers.scores, answers.labels[YES] == 1
     users = np.unique(answers.users, return_inverse=True)[1].astype(np.int64)
     losses, within = log_losses(logits, labels), auc_of_users(logits, labels, users)
