@@ -38,7 +38,7 @@ class OwnItems:
 
     An item may occur more than once in a list. `of_sum` [R] names the group of each sum. With `places`, item o is taken
     out of sum r only if `places[o] < seen[r]`. So the loss keeps a user's later items as negatives. Implementations get
-    positions among the K negatives instead of items; K means that the item is no negative.
+    `items` as positions among the K negatives. Position K means that the item is no negative.
     """
 
     offsets: torch.Tensor
