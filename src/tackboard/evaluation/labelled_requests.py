@@ -5,7 +5,7 @@ label. If the model has a head for the label (`scores_by_action`), the head's sc
 `scores`. `auc` compares examples of all users; `auc_within_users` compares only examples of the same user, which is
 closer to ranking; `hit@3` ranks the candidates of each request. The baseline is the mean label of the item in training.
 For a rare item, this mean is pulled towards the mean of all items. If negatives were drawn, a candidate counts as often
-as its weight says, as in training. Only `hit@3` ranks the candidates that there are.
+as its weight says, as in training. Only `hit@3` ignores the weights.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ScoredCandidates:
     """Scores of candidates [E], with their users, items and labels. A label is 1, 0, or -1 if it is not known.
 
     `heads` holds the scores of each action for which the model has a head; `scores` are for all other labels.
-    `requests` numbers the requests; `weights` are 1 if they are None.
+    `requests` holds the number of each candidate's request. If `weights` is None, all weights are 1.
     """
 
     scores: NDArray[np.float64]
@@ -64,7 +64,7 @@ class ScoredCandidates:
         return ScoredCandidates(**{field.name: taken(getattr(self, field.name)) for field in dataclasses.fields(self)})
 
     def judged(self, label: str) -> ScoredCandidates:
-        """Returns the candidates whose `label` is known, with the scores that are judged by it."""
+        """Returns the candidates whose `label` is known, with the scores that are compared with this label."""
         chosen = self.take(self.labels[label] >= 0)
         return dataclasses.replace(chosen, scores=chosen.heads.get(label, chosen.scores))
 
@@ -166,7 +166,7 @@ def hits_of(chosen: ScoredCandidates, is_wanted: NDArray[np.bool_]) -> RequestHi
 def hits_by_age(answers: ScoredCandidates, label: str, ages: NDArray[np.int64]) -> list[dict[str, Any]]:
     """Returns HIT@3 of each slice of item age. `ages` [E] holds the candidates' positions in `AGES`.
 
-    A slice counts the requests that have a positive of this age; a hit is one of these positives among the first three.
+    A slice counts the requests that have a positive of this age. A request is a hit if such a positive is in the top 3.
     """
     is_known = answers.labels[label] >= 0
     chosen, ages = answers.judged(label), ages[is_known]

@@ -7,8 +7,7 @@
 The rows have the order and the ids of requests.parquet. Histories and features are those of evaluation: the events
 received strictly before the request. A part appears under its name only when it is complete. So a killed job goes on
 with the parts that are missing, and the finished files are the same as without the kill. A folder takes the scores of
-one bundle and one snapshot, and never of others. Memory depends on the size of a bucket, not on the size of the
-dataset.
+only one bundle and one snapshot. Memory depends on the size of a bucket, not on the size of the dataset.
 """
 
 from __future__ import annotations
@@ -85,8 +84,8 @@ def predict(
     """Writes the scores of all candidates into the folder `out` and returns a summary.
 
     `scorer` was loaded from the folder `bundle`. If an earlier call with the same inputs was killed, its parts are
-    kept; if it was finished, nothing is written. Raises UsageError if `out` holds anything else, or if another process
-    is writing there.
+    kept. If the earlier call has finished, nothing is written. Raises UsageError if `out` holds anything else, or if
+    another process is writing there.
     """
     place = out.resolve()
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -208,7 +207,7 @@ def _num_rows(part: Path) -> int:
 
 
 def _flat_rows(requests: pa.Table) -> pa.Table:
-    """Returns one row per candidate of rows of requests.parquet."""
+    """Takes rows of requests.parquet, one per request; returns one row per candidate."""
     lists = {name: one_array(requests[name]) for name in OF_CANDIDATES}
     request_of = np.repeat(np.arange(requests.num_rows), lists["item_id"].value_lengths().to_numpy())
     columns = {name: one_array(requests[name]).take(pa.array(request_of)) for name in OF_REQUESTS}
