@@ -59,7 +59,8 @@ class StreamLawConfig:
     stay: float = 0.85
     """Probability that a user stays with the topic of the previous event."""
     advance: float = 0.1
-    """Probability that a user moves to the next topic. Otherwise the user jumps to any topic."""
+    """Probability that a user moves to the next topic. A user who neither stays nor moves to the next topic
+    jumps to any topic."""
     noise: float = 0.1
     """Probability that an event shows an item of any topic, whatever the user's topic is."""
     mean_events: float = 48.0
@@ -114,7 +115,7 @@ class StreamLaw:
         return np.asarray(np.minimum(found, self.config.max_events), dtype=np.int64)
 
     def items_of(self, users: Ints, offsets: Ints) -> Ints:
-        """Returns the items of the users' first events, end to end [N].
+        """Returns the items of each user's first offsets[u + 1] - offsets[u] events, all users end to end [N].
 
         User u has the events offsets[u] to offsets[u + 1] - 1, at least one.
         """
