@@ -4,10 +4,11 @@
           scores/part-00000.parquet …   one row per candidate, one file per bucket of the dataset that has requests
           MANIFEST.json                 the size and SHA-256 of every file, written last
 
-The rows have the order and the ids of requests.parquet. Histories and features are those of evaluation: the events
-received strictly before the request. A part appears under its name only when it is complete. So a killed job goes on
-with the parts that are missing, and the finished files are the same as without the kill. A folder takes the scores of
-only one bundle and one snapshot. Memory depends on the size of a bucket, not on the size of the dataset.
+The rows have the order and the ids of requests.parquet. Histories and features are the same as in evaluation: they are
+made from only the events that were received strictly before the request. A part appears under its name only when it is
+complete. So a killed job goes on with the parts that are missing, and the finished files are the same as without the
+kill. A folder takes the scores of only one bundle and one snapshot. Memory depends on the size of a bucket, not on the
+size of the dataset.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ VERSION = 1
 TOKENS_AT_ONCE = 65_536
 """About this number of tokens (events of histories, and candidates) is scored at once; one request may have more."""
 FIELDS = dict.fromkeys(("bundle", "bundle_sha256", "snapshot", "snapshot_sha256", "code_sha256", "device"), str)
-"""Fields of inputs.json and their types, beside the version."""
+"""The fields of inputs.json other than `version`, with their types."""
 OF_REQUESTS, OF_CANDIDATES = ("request", "user_id", "time_ms"), ("item_id", "position")
 """Columns of requests.parquet with one value per request, and with one value per candidate."""
 
@@ -136,7 +137,10 @@ def _device(scorer: Scorer) -> torch.device:
 
 
 def _begin(out: Path, inputs: dict[str, Any]) -> bool:
-    """Prepares the folder and returns whether it is already finished. Raises UsageError if it holds anything else."""
+    """Prepares the folder and returns whether it is already finished.
+
+    Raises UsageError if the folder holds anything but predictions made with the same inputs.
+    """
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file", allowed="allowed: a folder", fix="choose another --out")
     out.mkdir(exist_ok=True)
@@ -238,7 +242,10 @@ def _score(
 
 
 def _batches(source: RequestSource, scorer: Scorer, bucket: int) -> Iterator[tuple[int, RequestBatch]]:
-    """Yields (number, batch) of the requests of a bucket, in their order. A batch has about `TOKENS_AT_ONCE` tokens."""
+    """Yields (index of the batch, batch) for all batches of a bucket's requests; the requests keep their order.
+
+    A batch has about `TOKENS_AT_ONCE` tokens.
+    """
     num_batches = 0
 
     def deal(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
