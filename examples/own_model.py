@@ -5,8 +5,8 @@
     tackboard export runs/latest --out own-bundle
     tackboard serve own-bundle --code examples/own_model.py
 
-A user's vector is the sum of the vectors of their events, with more weight on newer events. Such a model is hard to
-beat on short histories.
+A user's vector is the sum of the vectors of their events, with more weight on newer events. On short histories, this
+simple model is hard to beat.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ class DecayedSumConfig(ModelConfig):
 
 
 class DecayedSum(RetrievalModel):
-    """The a-th newest event weighs sigmoid(decay) ** a. The base class scores by user vector × item vector."""
+    """The a-th newest event weighs sigmoid(decay) ** a. A score is the dot product of user and item (base class)."""
 
     def __init__(self, config: DecayedSumConfig, vocabulary: Vocabulary) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ ALLOWED = {
     *("CC0-1.0", "ISC", "MIT", "PSF-2.0", "Zlib", "ZPL-2.1"),
     # Changes to files under this licence must be published; using them has no conditions.
     "MPL-2.0",
-    # NVIDIA's own terms, for packages that the CUDA build of torch needs. A machine without a GPU has none of them.
+    # NVIDIA's own terms, for packages that the CUDA build of torch needs; other builds need none of these packages.
     "LicenseRef-NVIDIA-Proprietary",
 }
 SPELLINGS = {

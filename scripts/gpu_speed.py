@@ -1,12 +1,13 @@
-"""Measures on a GPU each part of a training step that has a kernel of our own, beside other implementations.
+"""Measures, on a GPU, our own kernels for parts of a training step, and other implementations of the same parts.
 
     python scripts/gpu_speed.py [attention] [loss] [tables]
 
     attention   plain softmax attention of packed rows, 65,536 tokens, 8 heads of width 64, bf16: torch's kernel, ours
-    loss        the contrastive loss of 65,536 sums × 32,768 negatives × 512: in plain PyTorch blocks, and ours
+    loss        the contrastive loss of 65,536 hidden vectors and 32,768 negatives of width 512: PyTorch in blocks, ours
     tables      lookup, backward and update of 524,288 rows of 8 tables: FBGEMM if installed, plain PyTorch, and ours
 
-All times are milliseconds of forward and backward together. `tackboard bench pretrain` measures the whole step.
+All times are in milliseconds. They cover forward and backward and, for tables, the update. `tackboard bench pretrain`
+measures the whole step.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def applies_here(requirement: str, system: str, machine: str) -> bool:
 
 
 def torch_build(version: str, requires: Sequence[str], system: str = "Linux", machine: str = "x86_64") -> str:
-    """Returns "cpu" or "cuda". The version's local part (`+cpu`) decides; without one, the wheel's requirements do."""
+    """Returns "cpu" or "cuda". The version's local part (`+cpu`) decides or, without it, the wheel's requirements."""
     local = version.partition("+")[2].lower()
     if local:
         return "cpu" if local.startswith("cpu") else "cuda"
@@ -346,7 +346,7 @@ def configured_index() -> str:
 
 
 def ask_torch(pin: str, index_url: Optional[str] = None) -> Tuple[Optional[TorchChoice], str]:
-    """Asks pip which torch it would install, by default from the configured places. Returns it and pip's output."""
+    """Returns which torch pip would install, and pip's output. By default, pip searches the configured places."""
     report_path = os.path.join(VENV, "torch-report.json")
     arguments = ["install", "--dry-run", "--ignore-installed", "--no-deps", "--report", report_path, "torch==" + pin]
     if index_url:
@@ -365,7 +365,7 @@ def find_python() -> Optional[str]:
         path = shutil.which(name)
         if path is None:
             continue
-        # A shim may carry the name and still refuse to run.
+        # A shim (a small program that starts a chosen Python) may have the right name and still refuse to run.
         if exits_well([path, "-c", "import ensurepip"]):
             return name
     return None

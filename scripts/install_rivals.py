@@ -4,7 +4,7 @@ The script reads requirements/rivals.txt and pip's configuration. It makes an en
 and writes a stamp. If nothing has changed, the next run finds the stamp and returns at once.
 
 torch is not installed twice: a path file adds the packages of `.venv` at the end of the search path. So the rivals
-compute with the same torch, and 0.7 GB are saved. If both environments have a package, the rivals use their own.
+compute with the same torch, and 0.7 GB are saved. If both environments have a package, the rivals use their own copy.
 Decided: the Python of `.venv` makes the environment (`make rivals` ensures that), because a comparison between two
 Pythons says little. An environment with another stamp is made anew, never repaired, because nobody changes it by hand.
 """

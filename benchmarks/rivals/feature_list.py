@@ -32,7 +32,7 @@ ITEM_FEATURES = {
     "price_z": FLOAT, "price_bucket": INT, "log_views": FLOAT, "ctr_log_odds": FLOAT, "embedding_norm": FLOAT,
     "brand_id": INT, "is_sale": BOOL,
 }  # fmt: skip
-"""Features that depend on the item alone. A rival that may prepare data computes them before the time is taken."""
+"""Features that depend on the item alone. A rival that may prepare data computes them before the clock starts."""
 PAIR_FEATURES = {
     "same_category": INT, "is_new": BOOL, "affordable": BOOL, "item_bucket": INT, "country_x_category": INT,
     "item_age_bucket": INT, "taste_match": FLOAT, "item_age_days": FLOAT, "in_top": BOOL,

@@ -3,8 +3,8 @@
 It takes the tables and returns Feast's answer to one request. It runs in the rivals' environment only (`make rivals`).
 The features are two on-demand feature views, because requests and candidates have different inputs. `of_request` has
 one row, and its inputs are the user's events as arrays. `of_candidates` has a row per candidate, and its inputs are the
-attributes of the item and the values of the request, repeated in every row. If rivals may prepare data before the time
-is taken, the features that depend on an item alone are computed then and stored with the item. The second view then
+attributes of the item and the values of the request, repeated in every row. If rivals may prepare data before the clock
+starts, the features that depend on an item alone are computed then and stored with the item. The second view then
 computes only the features that depend on both request and item. Three variants are measured:
 
     python   `transform_dict` in native Python mode, with inputs already fetched, as lists
@@ -13,9 +13,9 @@ computes only the features that depend on both request and item. Three variants 
     store    the function that a user of Feast calls: `get_online_features` with the views in native Python mode; the
              attributes of the items are in Feast's SQLite online store, and Feast fetches them and calls the views
 
-`python` and `pandas` time only the functions that `get_online_features` calls inside, without its overhead. So their
-times are a lower bound of Feast's time. The code is tuned: the functions use NumPy or vectorised pandas, with the same
-code as `features_numpy` and `features_pandas`. A loop over rows only looks up cached results for strings.
+`python` and `pandas` time only the functions that `get_online_features` calls, without its own overhead. So their times
+are a lower bound of Feast's time. The code is tuned: the functions use NumPy or vectorised pandas, with the same code
+as `features_numpy` and `features_pandas`. Loops over rows only look up cached results for strings.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def build(setting: dict[str, Any]) -> Any:
         def info_nce(
             self, predicting_PD: torch.Tensor, items_MD: torch.Tensor, batch: dict[str, torch.Tensor]
         ) -> torch.Tensor:
-            """Returns the mean cross entropy over the events. Negatives are drawn items that the user did not touch."""
+            """Returns the mean cross entropy. The negatives of an event are drawn items that its user did not touch."""
             negatives_K, items_N = batch["negatives"], batch["items"]
             lengths = batch["offsets"][1:] - batch["offsets"][:-1]
             rows_N = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)

@@ -52,7 +52,7 @@ def make_batch(
 
 
 class PreparedHistories:
-    """Holds histories with all results that do not depend on how the histories are cut into batches.
+    """Holds histories, and everything computed from them that does not depend on how they are cut into batches.
 
     A history is a range of consecutive events in flat columns. The columns stay in the order of the dataset, and a
     batch gathers its own events. Sorting all events into the order of the batches first would copy every event twice.
@@ -156,7 +156,7 @@ def make_requests(
 
 
 def with_items(batch: SequenceBatch, table: ItemTable) -> SequenceBatch:
-    """Returns the batch with the items of `table` as distinct items; `table` must hold the batch's own items."""
+    """Returns the batch with all items of `table` as its distinct items. `table` must hold every item of the batch."""
     places = torch.from_numpy(table.ids.searchsorted(batch.item_ids.numpy()))
     parts = {**vars(batch), "items": places.take(batch.items), **table.tensors()}
     return SequenceBatch(**parts)
@@ -183,7 +183,7 @@ def feature_tensor(column: Column) -> torch.Tensor:
 
 
 def _array(column: Column) -> NDArray[np.generic]:
-    """Does the same as `feature_tensor`, but does not copy a column that already has the type of its tensor."""
+    """Returns the array from which `feature_tensor` makes a tensor. Copies values only to change their type."""
     if column.present is not None and not column.present.all():
         raise DataError(f"a value of a feature of type {column.type} is missing", fix="define it with .fill_missing(…)")
     if column.dictionary is not None or column.fields is not None:

@@ -11,8 +11,8 @@ the item's position in this table. Then the distinct items of a batch are found 
               2. Write each distinct item's place in sorted order at its code. Reading the entries at the codes of all
                  events gives `items`.
 
-Codes are usually stored with the dataset (data/positions.py). If they are not, `coded_items` makes a table and codes
-for the items of a window (the buckets in memory at a time). That takes longer than all other work on the window.
+Codes are usually stored with the dataset (data/positions.py). If not, `coded_items` makes a table and codes for the
+items of a window (the buckets that are in memory together), which takes longer than all other work on the window.
 """
 
 from __future__ import annotations

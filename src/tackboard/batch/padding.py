@@ -4,15 +4,15 @@ The input is a batch. The output is the same batch with more events, histories a
 padding. A compiled step, an allocator and a recorded CUDA graph work best with sizes that they have seen before.
 Padding changes no result:
 
-    an item of padding      has the row -1 in every table: it reads zeros and is never updated; it is no negative
+    an item of padding      has the row -1 in every table: it reads zeros and is never updated; it is never a negative
     an event of padding     is not positive, so nothing predicts it, and it is in a history of padding
-    a history of padding    belongs to the last user, and has at least one event if it is the first such history
+    a history of padding    belongs to the last user; the first history of padding has at least one event
 
 A size n is rounded up to a multiple of p/16, where p is the largest power of two that is at most n. Then SPARE is
 added. So a large size grows by less than 7%, and there is always at least one element of padding, to which the padding
-of other tensors can point. Sizes that decide little of the work, such as the number of histories, are rounded more
-coarsely (`coarse_size`), because every further size multiplies the number of different shapes. All sizes are multiples
-of 16, because compiled kernels are faster for them.
+of other tensors can point. Sizes that hardly influence the work, such as the number of histories, are rounded more
+coarsely (`coarse_size`). The fewer values each size can take, the fewer different shapes a step can have. All sizes are
+multiples of 16, because compiled kernels are faster for them.
 
 Decided: a size is a function of the batch alone and not of earlier batches, so a resumed run repeats it. The plan of
 steps fills all steps of an epoch almost equally, so most sizes take only one or two different values.
@@ -31,7 +31,7 @@ from tackboard.batch.batches import Feature, Jagged, SequenceBatch
 STEPS_PER_OCTAVE = 16
 """Number of sizes between a power of two and the next."""
 COARSE_STEPS_PER_OCTAVE = 4
-"""The same for sizes that decide little of the work."""
+"""The same number for sizes that hardly influence the work."""
 SPARE = 16
 """Number of elements that are added after rounding up, because a step often fills a power of two exactly."""
 
@@ -42,7 +42,7 @@ def padded_size(count: int) -> int:
 
 
 def coarse_size(count: int) -> int:
-    """Returns the size to which `count` elements are padded if they decide little of the work."""
+    """Returns the size to which `count` elements are padded if their number hardly influences the work."""
     return _size(count, COARSE_STEPS_PER_OCTAVE, 2 * SPARE)
 
 
@@ -64,7 +64,7 @@ def pad_batch(batch: SequenceBatch) -> SequenceBatch:
     """
     num_events, num_rows = padded_size(batch.num_events), batch.num_rows
     lengths_B = batch.lengths()
-    # Histories of padding are no longer than the longest real history: a model may have no positions beyond it.
+    # Histories of padding are no longer than the longest real history. A model may have no positions for longer ones.
     longest = max(1, int(lengths_B.max()) if num_rows else 1)
     num_added = num_events - batch.num_events
     num_rows = coarse_size(num_rows + num_added // longest)

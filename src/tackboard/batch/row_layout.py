@@ -33,7 +33,7 @@ GROUP_COST = 8192
 CELL_COST = 48
 """Cost of a cell of a grid in addition to the cell's scores, in the same unit and measured in the same way."""
 STEPS_PER_OCTAVE = 8
-"""Number of possible cuts between the lengths 2^n and 2^(n + 1), for each n; about 100 cuts at most in all."""
+"""Number of possible cuts between the lengths 2^n and 2^(n + 1), for each n. In total there are at most about 100."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +112,7 @@ class RowLayout:
 
     @classmethod
     def of_lengths(cls, lengths: torch.Tensor, size_of: Callable[[int], int] = int) -> RowLayout:
-        """Returns the layout of rows of these lengths [B], on their device. If this is a GPU, the host waits for it."""
+        """Returns the layout of rows of these lengths [B], on their device. If that is a GPU, the host waits for it."""
         host = lengths.detach().cpu().long()
         return cls.of(torch.cat([host.new_zeros(1), host.cumsum(0)]), size_of).to(lengths.device)
 
@@ -129,7 +129,7 @@ class RowLayout:
 
     @property
     def replay_key(self) -> tuple[Any, ...]:
-        """What kernels for packed rows take from the host, other than the sizes of tensors."""
+        """The numbers that kernels for packed rows take from the host. Sizes of tensors are not included."""
         return (self.num_rows, self.num_tokens, self.bound, self.num_tiles)
 
     def check_fits(self, max_positions: int) -> None:

@@ -8,7 +8,8 @@ The last line of the output is one JSON object about the answers. Decided: arriv
 wait for answers, and a latency counts from the instant at which the request was due. So a slow server cannot hide its
 delay by slowing down the clients. The window begins after `WARM_S` seconds of the same load, and the load lasts until
 the window ends. So neither an empty queue at the start nor a pause at the end flatters the server. All clients share
-one thread and send ready-made requests over raw sockets, because on a small machine they take CPU time from the server.
+one thread and send ready-made requests over raw sockets, because on a small machine clients take CPU time from the
+server.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Shows the result of a bench on the terminal and writes the same tables to a Markdown file.
 
 A bench turns its result into a `Report`. This module turns the report into lines of text and into the Markdown file
-`<theme>_<hardware>_<yyyymm>.md`. The file names the command, the machine, the commit and the date, and holds the tables
-and the notes (such as aims and whether they were met). Charts are written to the same folder, and so are the ranks from
-which the tables of `bench quality` are computed.
+`<theme>_<hardware>_<yyyymm>.md`. This file states the command, the machine, the commit and the date, and holds the
+tables and the notes (such as aims and whether they were met). Charts are written to the same folder, and so are the
+ranks from which the tables of `bench quality` are computed.
 """
 
 from __future__ import annotations

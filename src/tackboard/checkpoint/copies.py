@@ -5,7 +5,7 @@ written are copied, block by block, so the device never holds a second table. Co
 do not wait for each other; `finish` waits for all of them.
 
 Decided: the copy also checks that numbers are finite, because it reads everything that is written. A row that is not
-written is a fresh row, which is finite.
+written still has its initial values, which are finite.
 
 Shapes: R rows of a table, N rows to be written, d width of a row.
 """

@@ -1,13 +1,14 @@
 """Encodes tables for checkpoints (as only their changed rows if that is smaller), and checks tables that are read.
 
 A tensor NAME is stored whole as NAME, or as two tensors: `NAME:rows` (positions in the whole table, rising, int32 or
-int64) and `NAME:values`. state.json says for each table how its unchanged rows, the fresh rows, are made:
+int64) and `NAME:values`. A row that still has its initial values is called a fresh row. state.json says for each table
+how its fresh rows are made:
 
     "fresh_rows": {"item_tables.weight": {"key": 1234, "std": 0.1, "num_rows": 8000000}}
 
-The optimiser's sums (`adagrad.item_tables`) are stored for the same rows, and are 0 for all other rows. Decided: the
-smaller of the two forms is written. A file from outside can be wrong, so positions are checked before any row is
-written to them.
+Adagrad's running sums of squared gradients (`adagrad.item_tables`, one number per row) are stored for the same rows
+and are 0 for all other rows. Decided: the smaller of the two forms is written. A file from outside can be wrong, so
+positions are checked before any row is written to them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Loads the checkpoint of a training run and checks the fields of its state.json.
 
 `store` accepts any tensors and any JSON. This module checks the content, for evaluation, export and the trainer.
-Decided: `lineage.dataset` may name any folder, as the recipe may, because data lies outside of runs. The folder is
-verified like any other dataset. `lineage.snapshot` names a folder inside the dataset's folder.
+Decided: data lies outside of runs, so `lineage.dataset` may name any folder, like the setting `dataset` of a recipe.
+The folder is verified like any other dataset. `lineage.snapshot` names a folder inside the dataset's folder.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def _print_requests(result: dict[str, Any]) -> None:
 
 
 def _print_ages(result: dict[str, Any], width: int) -> None:
-    """Prints HIT@3 by item age: a line for each label and row, and a line with the number of requests of the label."""
+    """Prints HIT@3 by item age. Each label has a line for the model, one for the baseline and one for its requests."""
     names = list(dict.fromkeys(row["age"] for row in result["ages"]))
     typer.echo(f"\nHIT@3 by item age ({result['item_time']})")
     typer.echo(" " * width + "".join(f"{name:>18}" for name in names))

@@ -288,7 +288,7 @@ def pss_bytes(pid: int) -> int:
 
 def process_cpu_seconds(pid: int) -> float:
     """Returns the CPU time of a process and its ended children; 0 if the process has ended or there is no /proc."""
-    # The second field is the program's name in parentheses and may contain spaces. The others follow the last ")".
+    # The second field, the program's name in parentheses, may contain spaces. All later fields follow the last ")".
     return sum(map(int, _read(pid, "stat").rpartition(")")[2].split()[11:15])) * TICK_SECONDS
 
 

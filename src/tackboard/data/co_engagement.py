@@ -1,14 +1,14 @@
 """Makes vectors of items from the co-engagement graph: the items that users engaged with shortly after one another.
 
     events of a user    a  b  c  d          window 2: the pairs ab, ac, bc, bd, cd
-    counts              c_ij                how often two different items were such a pair
+    counts              c_ij                how often the items i and j were such a pair
     weights             max(0, ln(c_ij · T / (c_i · c_j)))       positive pointwise mutual information (PPMI)
     vectors             U · √S of the largest singular values of the matrix of weights, scaled to length 1
 
 c_i is the sum of row i of the counts, and T the sum of all rows. The singular vectors come from a randomised subspace
 iteration (Halko, Martinsson and Tropp 2011), which multiplies the sparse matrix with a few dozen vectors at a time.
 Decided: memory grows with the number of distinct pairs, so this number is limited. When there are too many pairs, the
-pairs that occurred least often so far are dropped and counted. The sums c_i and T still count their events.
+pairs that occurred least often so far are dropped, and the drops are counted. c_i and T still include dropped pairs.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class PairCounts:
     def __init__(self, num_items: int, *, window: int, max_pairs: int, seed: int) -> None:
         self.num_items = num_items
         self.sums = np.zeros(num_items, dtype=np.int64)
-        """How many pairs each item belongs to."""
+        """Number of counted pairs that contain each item, including repeats and pairs that were dropped later."""
         self.num_dropped = 0
-        """Number of drops of a pair because of `max_pairs`."""
+        """How many times a pair was dropped because of `max_pairs`."""
         self._window, self._max_pairs, self._seed = window, max_pairs, seed
         self._keys, self._counts = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         self._pending: list[Ints] = []
@@ -73,7 +73,7 @@ class PairCounts:
         fresh, counts = np.unique(np.concatenate(self._pending), return_counts=True)
         self._pending, self._num_pending = [], 0
         keys = np.concatenate([self._keys, fresh])
-        # A stable sort merges two sorted runs in linear time.
+        # A stable sort merges two sorted arrays in linear time.
         order = np.argsort(keys, kind="stable")
         keys, counts = keys[order], np.concatenate([self._counts, counts])[order]
         starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(keys)])
@@ -118,7 +118,7 @@ def vectors_of(
     if len(rows):
         place = np.cumsum(connected) - 1
         matrix = _symmetric(place[edges[0]], place[edges[1]], edges[2], len(rows))
-        # The start is keyed by item ids, so that an item that is added does not change the start of another item.
+        # Random numbers are keyed by item ids, so an added item does not change the starting values of other items.
         columns = np.arange(min(width + _SPARE, len(rows)), dtype=np.int64)
         start = keyed_random.normal(seed, _STREAM_START, item_ids[rows][:, None], columns).astype(np.float32)
         found = _singular_vectors(matrix, start, quiet=quiet)[:, :width]
@@ -157,8 +157,8 @@ def _singular_vectors(matrix: Any, start: Floats, *, quiet: bool) -> Floats:
         for _ in range(ITERATIONS):
             basis = product(np.linalg.qr(basis)[0])
         basis = np.linalg.qr(basis)[0]
-        # The matrix is symmetric, so this product is the transpose of basis' · matrix. Only its left singular vectors
-        # are needed, and the small triangle of its QR decomposition has the same ones.
+        # The matrix is symmetric, so product(basis) is the transpose of P = basis' · matrix. Only the left singular
+        # vectors of P are needed. With product(basis) = Q · R, they equal those of the small matrix R'.
         small, values, _ = np.linalg.svd(np.asarray(np.linalg.qr(product(basis), mode="r")).T)
     found = (basis @ small) * np.sqrt(values)
     peaks = found[np.abs(found).argmax(axis=0), np.arange(found.shape[1])]

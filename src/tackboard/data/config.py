@@ -1,4 +1,4 @@
-"""Defines the settings that all data configs share, such as the dataset and the share of the validation users.
+"""Defines the settings that all data configs have, such as the dataset and the share of the validation users.
 
 A data config turns a dataset into numbered steps. Its method `open` returns the source, and `steps` returns the
 numbered batches of one part of the source's users. In a dataset, a hash of the user's id, from 0 to 1, decides the
@@ -71,7 +71,7 @@ class StepsConfig(abc.ABC):
         dataset: Any = None,
         vocabulary: Vocabulary | None = None,
     ) -> SequenceSource:
-        """Opens and verifies `dataset`, or the config's dataset if None. `features` returns the model's features."""
+        """Opens and verifies `dataset`; None means the config's dataset. `features` returns the model's features."""
 
     @abc.abstractmethod
     def steps(

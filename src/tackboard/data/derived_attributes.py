@@ -62,7 +62,7 @@ class VectorsConfig:
     max_pairs: int = 1 << 25
     """Largest number of distinct pairs of items in memory (about 130 bytes each); the rarest are dropped."""
     seed: int = 0
-    """Seed of the start of the computation."""
+    """Seed of the random numbers that start the computation and that break ties between pairs to drop."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "actions", tuple(sorted(self.actions)))

@@ -296,7 +296,7 @@ def _find(shown: _Shown, requests: Ints, items: Ints) -> Ints:
 def _draw_negatives(
     negative: NDArray[np.bool_], request_of: Ints, draw: NDArray[np.uint64], item: Ints, most: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
-    """Returns which candidates to keep, and their weights. A request keeps the `most` negatives with the smallest draw.
+    """Returns which candidates to keep, and their weights. A request keeps its `most` negatives of smallest `draw`.
 
     The weight of a kept negative is the number of the request's negatives divided by the number of kept negatives. So
     the total weight of a request's negatives stays the same.
@@ -341,7 +341,7 @@ def _ranks(first: Ints, second: Ints) -> Ints:
 
 
 def _runs(values: Ints) -> tuple[Ints, Ints]:
-    """Numbers the runs of equal values. Returns the run of each value, and the index at which each run starts."""
+    """Numbers the groups of consecutive equal values. Returns each value's group, and where each group starts."""
     new = np.ones(len(values), dtype=bool)
     new[1:] = values[1:] != values[:-1]
     return np.cumsum(new) - 1, np.flatnonzero(new)

@@ -3,7 +3,7 @@
 `TrainingSteps` streams batches from disk, one window at a time. A window consists of several buckets (groups of users).
 The columns of the history are computed once per window, and the table rows and frequencies of all items once per run.
 The position of each event's item in the catalogue is stored with the dataset (positions.py). So to make a batch, only
-its events are copied (`batch.builder.PreparedHistories`). `stored_batch` makes a batch from any runs of events in
+its events are copied (`batch.builder.PreparedHistories`). `stored_batch` makes a batch from any ranges of events in
 memory; it is slow but simple. Evaluation uses `stored_batch`, and tests compare its batches with the batches of
 windows.
 """
@@ -104,7 +104,7 @@ class DataConfig(StepsConfig):
 class Window:
     """Holds the segments of a window in the order of its steps. Step p has the segments bounds[p]:bounds[p + 1].
 
-    If `negatives` is given, each batch also gets uniform negatives. The `key` and the step determine these negatives.
+    If `negatives` is given, each batch also gets uniform negatives. `key` and the step's place determine these items.
     """
 
     def __init__(
@@ -246,11 +246,12 @@ def stored_batch(
     hashing: HashConfig,
     frequencies: ItemFrequencies | None = None,
 ) -> SequenceBatch:
-    """Makes a batch of B runs of stored events. Run b has lengths[b] events of user users[b], from starts[b] on.
+    """Makes a batch of B ranges of stored events. Range b has lengths[b] events of user users[b], from starts[b] on.
 
-    With `frequencies` the batch is for a loss: it has the positive events, the shares of the items, and the features of
-    the request before every event. Without `frequencies` the batch equals the batch that a server would build, with the
-    features of the single request that follows the history. So evaluation sees only data that a server would see.
+    If `frequencies` is given, the batch is for a loss. It then has the positive events, the log shares of the items,
+    and for each event the features of a request just before the event. If `frequencies` is None, the batch equals the
+    batch that a server would build, with the features of the single request that follows the history. So evaluation
+    sees only data that a server would see.
     """
     events = ranges(starts, lengths)
     requests = events if frequencies else ends_of_history(sequences, users)

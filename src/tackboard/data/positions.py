@@ -1,15 +1,15 @@
 """Stores for each event the position of its item in the sorted catalogue, so that training need not look up items.
 
-A training batch needs the table rows and frequencies of its distinct items. To find them, the item ids of a window must
-be dictionary-encoded and hashed, which takes longer than decoding the window. The position of an event's item never
-changes, because a snapshot never changes. So positions are computed once, in one pass over the items of the events, and
-stored beside the snapshot:
+A training batch needs the table rows and frequencies of its distinct items. Without stored positions, the item ids of
+each window must be dictionary-encoded and hashed, which takes longer than decoding the window. The position of an
+event's item never changes, because a snapshot never changes. So positions are computed once, in one pass over the items
+of the events, and stored beside the snapshot:
 
     datasets/<name>/index/<snapshot>/<hash>/   item_positions (little-endian int32, one per event) · MANIFEST.json
 
 All processes and all later runs read this file; a window reads the ranges of its buckets. Decided: the file is read and
 not memory-mapped, because the pages of a map would count as memory of every process that has touched them. As with the
-other files of the index, a damaged file is made again. If it cannot be stored, training works without it, but slower.
+other files of the index, a damaged file is made again. If no file can be stored, training still works, but is slower.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def item_positions(source: SequenceSource, *, quiet: bool = True) -> ItemPositio
         return None
     found = _open(place, source)
     if found is None:
-        # If storing fails, no files are left behind. It can fail because another process stores the positions too.
+        # If storing fails, no files are left behind. Storing can fail because another process stores the positions too.
         with contextlib.suppress(OSError, TackboardError):
             if place.exists():
                 remove_directory(place)

@@ -1,4 +1,4 @@
-"""Makes requests from a log that does not say what was shown: an item that a user chose, among others of that hour.
+"""Makes requests from a log that does not say what was shown: an item that a user chose, among items of the same hour.
 
     requests.parquet        one row per chosen event, as request_layout.py writes it, with one label
     pseudo_requests.json    the rules, the SHA-256 of the events, and the counts; labels.json is removed
@@ -6,15 +6,15 @@
 
 These are the rules (docs/labels.md explains them):
 
-    request      the user and time of a chosen event: one of the user's newest, or of those since a time. Several events
-                 of a user on one item at one time make one request.
+    request      the user and time of a chosen event. The settings may limit the chosen events to each user's newest, or
+                 to those since a time. Several events of a user on one item at one time make one request.
     time         the event's time, or its received time if that is earlier. A history holds the events received strictly
-                 before, so neither the event itself nor other events of the same instant are visible.
+                 before this time, so neither the event itself nor other events of the same instant are visible.
     candidates   the event's item (label 1), and others (label 0) drawn one after another from the pool, each with a
                  probability proportional to its number of events in the pool; no item twice, and no item that the user
                  ever engaged with
     pool         the events of the same hour (UTC), before and after the request, or all events of the log
-    order        random; a position is null, because nothing was shown
+    order        random; positions are null, because the log does not say what was shown
 
 Every draw is keyed by (seed, user, time, item), so the same log gives the same requests on every machine. Memory grows
 by about 30 bytes per event of the log; everything else is done one bucket of users at a time.
@@ -54,7 +54,7 @@ POOLS = ("hour", "all")
 DRAWS_AT_ONCE = 1 << 20
 """Largest number of draws from the pool in memory at a time."""
 _DRAWS_PER_CANDIDATE = 4
-"""How often the pool is drawn from per wanted candidate, before the rest is drawn among the items that are left."""
+"""Number of draws from the pool per wanted candidate. Candidates still missing are drawn from the items left over."""
 _STREAM_DRAW, _STREAM_REST, _STREAM_ORDER = 81, 82, 83
 Ints = NDArray[np.int64]
 
@@ -64,9 +64,9 @@ class PseudoRequestConfig:
     """Settings of a job that makes requests from events."""
 
     candidates: int = 100
-    """Number of other items beside the true one."""
+    """Number of candidates of a request in addition to the chosen item."""
     pool: str = "hour"
-    """Where the others are drawn from: `hour`, the events of the same hour, or `all`, all events."""
+    """Where these candidates are drawn from: `hour`, the events of the same hour, or `all`, all events."""
     per_user: int | None = None
     """Number of newest events per user that become requests; None means all."""
     since_ms: int | None = None
@@ -98,13 +98,13 @@ class PseudoRequestCounts:
 
     requests: int = 0
     candidates: int = 0
-    """Candidates of all requests, with the true ones."""
+    """Candidates of all requests, including the chosen items."""
     requests_short: int = 0
     """Requests with fewer other candidates than asked for, because the pool had no more."""
     candidates_missing: int = 0
-    """How many candidates these requests lack."""
+    """Number of candidates that these requests lack in total."""
     events_repeated: int = 0
-    """Events left out because the user had an earlier event on the same item at the same time."""
+    """Events left out because another event with the same user, item and time comes before them in the log."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,9 +175,9 @@ def _document(snapshot: Path) -> dict[str, Any]:
 class _Pool:
     """Holds the items of the events of each hour, as places in `item_ids`, which is sorted.
 
-    The events of hours[h] are items[starts[h]:starts[h + 1]], sorted. Its distinct items are the same range of
-    `distinct_starts` in `distinct`, and `frequencies` says how many events they have. With the pool `all`, there is one
-    hour, which is 0.
+    The events of hours[h] have the items items[starts[h]:starts[h + 1]], sorted. The distinct items of hours[h] are
+    distinct[distinct_starts[h]:distinct_starts[h + 1]], and `frequencies` holds the number of events of each of them.
+    With the pool `all`, there is one hour, which is 0.
     """
 
     item_ids: Ints
@@ -306,8 +306,8 @@ def _draw(config: PseudoRequestConfig, pool: _Pool, chosen: _Chosen, owned: _Own
 def _rest(config: PseudoRequestConfig, pool: _Pool, request: _Chosen, owned: _Owned, found: Ints) -> Ints:
     """Draws the remaining candidates of one request, among the items of the pool that are left.
 
-    An item gets an exponential random time with the rate of its frequency, and the earliest items win. This has the
-    same distribution as further draws from the pool in which found items are rejected.
+    Each item gets a random time, exponentially distributed with the item's frequency as the rate. The earliest items
+    win. They have the same distribution as further draws from the pool that reject the items found before.
     """
     hour = int(request.hour[0])
     part = slice(int(pool.distinct_starts[hour]), int(pool.distinct_starts[hour + 1]))
@@ -358,7 +358,7 @@ def _write_rows(
 def _requests_of(
     config: PseudoRequestConfig, pool: _Pool, events: pa.Table, chosen: _Chosen, schema: pa.Schema
 ) -> tuple[pa.Table, Ints]:
-    """Returns the requests of one bucket, sorted by user, time and row of the event, and their numbers of others."""
+    """Returns a bucket's requests, sorted by user, time and row of the event, and how many candidates each drew."""
     places = find_ids(pool.item_ids, numpy_column(events, "item_id"))
     owned = _Owned(_numbers_of(numpy_column(events, "user_id")), places, len(pool.item_ids))
     request_ms = np.minimum(chosen.time, numpy_column(events, "received_ms")[chosen.row])
@@ -368,7 +368,7 @@ def _requests_of(
     parts = [slice(first, first + step) for first in range(0, len(chosen.row), step)]
     drawn = [found for part in parts for found in _draw(config, pool, chosen.take(part), owned)]
     num_others = np.array([len(found) for found in drawn], dtype=np.int64)
-    # First all true items, then all others; the keyed order brings the candidates of a request together.
+    # The arrays hold the chosen items of all requests, then all drawn items. `order` groups them by request.
     request_of = np.concatenate([np.arange(len(drawn)), np.repeat(np.arange(len(drawn)), num_others)])
     items = pool.item_ids[np.concatenate([chosen.item, *drawn])]
     is_true = np.arange(len(items)) < len(drawn)

@@ -35,7 +35,7 @@ from tackboard.events.staging import check_newest, derive_snapshot
 
 LABELS = "labels.json"
 PSEUDO = "pseudo_requests.json"
-"""Says how the requests were made if they were made from events alone (pseudo_requests.py)."""
+"""File that says how requests were made from events, if the log has no impressions (pseudo_requests.py)."""
 VERSION = 1
 FIELDS = {
     "version": int,

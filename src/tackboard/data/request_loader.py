@@ -328,7 +328,7 @@ class RequestWindow:
         self._order, self._bounds = deal(self._histories.tokens(self._requests))
         self._num_events = len(self._sequences.item_ids)
         item_ids = np.concatenate([self._sequences.item_ids, self._requests.item_ids])
-        # A model that keeps the next-token loss needs the share of each item. The window is a sample of the log.
+        # A next-token loss needs the share of each item. The shares in the window are an estimate.
         shares = ItemFrequencies.of(self._sequences.item_ids[self._sequences.is_positive])
         self._items, self._codes = coded_items(item_ids, hashing, shares.log_share)
         columns = source.compute(self._sequences, self._requests)
@@ -411,7 +411,7 @@ class RequestSteps(NumberedSteps[RequestBatch]):
         return keyed_random.bits(self._seed, DRAW_STREAM, requests.user_ids, requests.times)
 
     def _draw_of_request(self, number: int) -> np.uint64 | None:
-        """Returns the `number`-th smallest draw of these requests, or None if there are at most `number` requests."""
+        """Returns the `number`-th smallest of these requests' draws, or None if there are at most `number` requests."""
         draws = [
             self._draws(table)[self.chosen(table)]
             for bucket in range(self.source.num_buckets)

@@ -82,10 +82,10 @@ class Sequences(UserRanges):
         return Program(self.source.features.plan.trimmed([HISTORY]))
 
     def histories(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Column:
-        """Computes the feature `history` of runs of events. Run r has lengths[r] events from index starts[r] on.
+        """Computes the feature `history` of ranges of events. Range r has lengths[r] events from index starts[r] on.
 
-        Events before a run are ignored. Raises ConfigError if the feature drops events of a run, because training
-        predicts all events of the run.
+        Events before a range are ignored. Raises ConfigError if the feature drops events of a range, because training
+        predicts all events of the range.
         """
         return self.histories_of(ranges(starts, lengths), offsets_of(lengths))
 
@@ -122,8 +122,8 @@ def positive_from_last(
 ) -> NDArray[np.int64]:
     """Returns the index of each user's `number`-th positive event [U], counted from the last, which is number 1.
 
-    For a user with fewer than `number` positive events, returns the first of them. If it returned -1, training would
-    see events that a test predicts. For a user without positive events, returns -1.
+    For a user with fewer than `number` positive events, returns the first of them. If -1 were returned for this user,
+    training would see events that a test predicts. For a user without positive events, returns -1.
     """
     positions = np.flatnonzero(is_positive)
     bounds = positions.searchsorted(offsets)

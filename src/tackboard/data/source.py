@@ -162,8 +162,8 @@ class SequenceSource:
         """Reads the sequences of the users of `buckets`, which are in ascending order; None means all users.
 
         If `buckets` is None, times are always read, to check their order. For given buckets, `index_training` has
-        checked it. If `codes` is given, the item ids are not read. The numbers that `codes` returns for the events take
-        their place. Give `codes` only if the features compute nothing from the items (`only_carries_items`).
+        checked the order. If `codes` is given, item ids are not read; the numbers that `codes` returns for the events
+        replace them. Give `codes` only if the features compute nothing from the items (`only_carries_items`).
         """
         spans = self.spans_of(range(self.num_buckets) if buckets is None else buckets)
         more = [*(["context"] if self._reads_context() else []), *(["time_ms"] if buckets is None else [])]

@@ -9,9 +9,9 @@ of tokens, and none exceeds the budget.
     epoch      bucket 7 │ 2 │ 5  ║  0 │ 6 │ 3  ║  4 │ 1        windows of up to three buckets
     steps      0 │ 1 │ 2 │ 3     ║  4 │ 5 │ 6  ║  7 │ 8        each within one window
 
-So any process can compute step 1,000,003 without the steps before it, with any number of workers and processes. For
-this the process needs only the inputs named above. Decided: a step never takes units from two windows.
-This rule costs at most one more step per window, but windows can be prepared independently of each other.
+So any process can compute step 1,000,003 without the steps before it, with any number of workers and processes. The
+process needs only the inputs named above. Decided: a step never takes units from two windows. This rule costs at most
+one more step per window, but windows can be prepared independently of each other.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BUCKET_STREAM = 12
 
 @dataclasses.dataclass(frozen=True)
 class Segments:
-    """Holds G runs of consecutive events, each of one user. `starts` [G] and `users` [G] are indices into sequences."""
+    """Holds G ranges of consecutive events of a user each. `starts` [G] and `users` [G] are indices into sequences."""
 
     starts: NDArray[np.int64]
     lengths: NDArray[np.int64]
@@ -67,7 +67,7 @@ def cut_segments(
 
 
 def runs_of_all(segments: Segments, num_events: int, max_length: int) -> NDArray[np.int64]:
-    """Cuts events 0 to `num_events` - 1 into runs of at most `max_length` events, and returns the offsets of the runs.
+    """Cuts events 0 to `num_events` - 1 into ranges ("runs") of at most `max_length` events, and returns their offsets.
 
     Each segment becomes one run. The events between the segments, which are not trained on, become further runs.
     `segments` must be in ascending order.
@@ -78,7 +78,7 @@ def runs_of_all(segments: Segments, num_events: int, max_length: int) -> NDArray
 
 
 class StepPlan:
-    """Maps a step number to its epoch, window and place in the window. Numbers continue from epoch to epoch."""
+    """Maps a step number to its epoch, window and place in the window. Step numbers continue from epoch to epoch."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class StepPlan:
     ) -> None:
         """`bucket_tokens` [G] holds the number of tokens in each bucket; no unit has more than `longest` tokens.
 
-        `longest_setting` names the setting that bounds the units, for the error message.
+        `longest_setting` names the setting that limits the length of units, for the error message.
         """
         if tokens_per_step < 2 * longest:
             raise ConfigError(

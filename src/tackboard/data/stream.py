@@ -69,7 +69,7 @@ class StreamConfig(StepsConfig):
     tokens_per_step: int = 65_536
     """Number of events in one step."""
     evaluated_items: int = 100_000
-    """Number of items in the fixed sample that evaluation chooses from."""
+    """Number of items in the fixed sample of the catalogue that evaluation ranks."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

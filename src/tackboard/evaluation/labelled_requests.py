@@ -5,7 +5,7 @@ label. If the model has a head for the label (`scores_by_action`), the head's sc
 `scores`. `auc` compares examples of all users; `auc_within_users` compares only examples of the same user, which is
 closer to ranking; `hit@3` ranks the candidates of each request. The baseline is the mean label of the item in training.
 For a rare item, this mean is pulled towards the mean of all items. If negatives were drawn, a candidate counts as often
-as its weight says, as in training. Only `hit@3` ranks the candidates that there are.
+as its weight says, as in training. Only `hit@3` ignores the weights.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ DAMPING = 10.0
 class ScoredCandidates:
     """Scores of candidates [E], with their users, items and labels. A label is 1, 0, or -1 if it is not known.
 
-    `heads` holds the scores of each action for which the model has a head; `scores` are for all other labels. If every
-    label has a head, `scores` are NaN. `requests` numbers the requests; `weights` are 1 if they are None.
+    `heads` holds the scores of each action for which the model has a head; `scores` are for all other labels.
+    `requests` holds the number of each candidate's request. If `weights` is None, all weights are 1.
     """
 
     scores: NDArray[np.float64]
@@ -64,15 +64,17 @@ class ScoredCandidates:
         return ScoredCandidates(**{field.name: taken(getattr(self, field.name)) for field in dataclasses.fields(self)})
 
     def judged(self, label: str) -> ScoredCandidates:
-        """Returns the candidates whose `label` is known, with the scores that are judged by it."""
+        """Returns the candidates whose `label` is known, with the scores that are compared with this label."""
         chosen = self.take(self.labels[label] >= 0)
         return dataclasses.replace(chosen, scores=chosen.heads.get(label, chosen.scores))
 
 
-def scores_by_action(model: Any, batch: RequestBatch) -> Mapping[str, torch.Tensor]:
-    """Returns the scores [C] of each action for which the model has a head; empty if the model has no such heads."""
-    method = getattr(model, "scores_by_action", None)
-    return method(batch) if callable(method) else {}
+def all_scores(model: Any, batch: RequestBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+    """Returns the model's scores [C], and the scores of each action for which the model has a head."""
+    heads = model.scores_by_action(batch) if callable(getattr(model, "scores_by_action", None)) else {}
+    can_combine = heads and callable(getattr(model, "score_of_actions", None))  # Then the model runs only once.
+    scores = model.score_of_actions(heads) if can_combine else model.scores(batch)
+    return scores, {name: head for name, head in heads.items() if name}
 
 
 @torch.no_grad()
@@ -84,18 +86,16 @@ def answer(model: Any, steps: RequestSteps, *, max_users: int | None = None, qui
     numbers, met, num_requests = range(steps.plan.first_step(1)), np.zeros(0, dtype=np.int64), 0
     with Progress("scoring requests", total=len(numbers), unit="steps", quiet=quiet) as progress:
         for _, batch in on_device(steps.iterate(numbers), device):
-            heads = {name: _numbers(head.double()) for name, head in scores_by_action(model, batch).items()}
-            has_others = any(name not in heads for name in steps.source.labels)
-            unknown = torch.full((batch.num_candidates,), torch.nan)
+            scores, heads = all_scores(model, batch)
             users = _numbers(batch.expand(batch.histories.users))
             labels = {name: torch.where(batch.known[name], batch.labels[name], -1.0) for name in steps.source.labels}
             parts.append(
                 ScoredCandidates(
-                    scores=_numbers((model.scores(batch) if has_others else unknown).double()),
+                    scores=_numbers(scores.double()),
                     users=users,
                     items=_numbers(batch.histories.item_ids[batch.candidates]),
                     labels={name: _numbers(label).astype(np.int8) for name, label in labels.items()},
-                    heads=heads,
+                    heads={name: _numbers(head.double()) for name, head in heads.items()},
                     weights=_numbers(batch.weights.double()),
                     requests=num_requests + _numbers(batch.request_of),
                     request_ms=_numbers(batch.expand(batch.request_ms)),
@@ -166,7 +166,7 @@ def hits_of(chosen: ScoredCandidates, is_wanted: NDArray[np.bool_]) -> RequestHi
 def hits_by_age(answers: ScoredCandidates, label: str, ages: NDArray[np.int64]) -> list[dict[str, Any]]:
     """Returns HIT@3 of each slice of item age. `ages` [E] holds the candidates' positions in `AGES`.
 
-    A slice counts the requests that have a positive of this age; a hit is one of these positives among the first three.
+    A slice counts the requests that have a positive of this age. A request is a hit if such a positive is in the top 3.
     """
     is_known = answers.labels[label] >= 0
     chosen, ages = answers.judged(label), ages[is_known]

@@ -4,11 +4,11 @@
           scores/part-00000.parquet …   one row per candidate, one file per bucket of the dataset that has requests
           MANIFEST.json                 the size and SHA-256 of every file, written last
 
-The rows have the order and the ids of requests.parquet. Histories and features are those of evaluation: the events
-received strictly before the request. A part appears under its name only when it is complete. So a killed job goes on
-with the parts that are missing, and the finished files are the same as without the kill. A folder takes the scores of
-one bundle and one snapshot, and never of others. Memory depends on the size of a bucket, not on the size of the
-dataset.
+The rows have the order and the ids of requests.parquet. Histories and features are the same as in evaluation: they are
+made from only the events that were received strictly before the request. A part appears under its name only when it is
+complete. So a killed job goes on with the parts that are missing, and the finished files are the same as without the
+kill. A folder takes the scores of only one bundle and one snapshot. Memory depends on the size of a bucket, not on the
+size of the dataset.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tackboard.core.manifest import MANIFEST, read_manifest, verify_manifest, wr
 from tackboard.core.progress import Progress
 from tackboard.data.prefetch import on_device
 from tackboard.data.request_loader import RequestConfig, RequestSource, RequestTable, RequestWindow
-from tackboard.evaluation.labelled_requests import scores_by_action
+from tackboard.evaluation.labelled_requests import all_scores
 from tackboard.events.columns import one_array
 from tackboard.events.dataset import REQUESTS, Dataset
 from tackboard.events.layout import RowReader
@@ -49,7 +49,7 @@ VERSION = 1
 TOKENS_AT_ONCE = 65_536
 """About this number of tokens (events of histories, and candidates) is scored at once; one request may have more."""
 FIELDS = dict.fromkeys(("bundle", "bundle_sha256", "snapshot", "snapshot_sha256", "code_sha256", "device"), str)
-"""Fields of inputs.json and their types, beside the version."""
+"""The fields of inputs.json other than `version`, with their types."""
 OF_REQUESTS, OF_CANDIDATES = ("request", "user_id", "time_ms"), ("item_id", "position")
 """Columns of requests.parquet with one value per request, and with one value per candidate."""
 
@@ -85,8 +85,8 @@ def predict(
     """Writes the scores of all candidates into the folder `out` and returns a summary.
 
     `scorer` was loaded from the folder `bundle`. If an earlier call with the same inputs was killed, its parts are
-    kept; if it was finished, nothing is written. Raises UsageError if `out` holds anything else, or if another process
-    is writing there.
+    kept. If the earlier call has finished, nothing is written. Raises UsageError if `out` holds anything else, or if
+    another process is writing there.
     """
     place = out.resolve()
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,10 @@ def _device(scorer: Scorer) -> torch.device:
 
 
 def _begin(out: Path, inputs: dict[str, Any]) -> bool:
-    """Prepares the folder and returns whether it is already finished. Raises UsageError if it holds anything else."""
+    """Prepares the folder and returns whether it is already finished.
+
+    Raises UsageError if the folder holds anything but predictions made with the same inputs.
+    """
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file", allowed="allowed: a folder", fix="choose another --out")
     out.mkdir(exist_ok=True)
@@ -208,7 +211,7 @@ def _num_rows(part: Path) -> int:
 
 
 def _flat_rows(requests: pa.Table) -> pa.Table:
-    """Returns one row per candidate of rows of requests.parquet."""
+    """Takes rows of requests.parquet, one per request; returns one row per candidate."""
     lists = {name: one_array(requests[name]) for name in OF_CANDIDATES}
     request_of = np.repeat(np.arange(requests.num_rows), lists["item_id"].value_lengths().to_numpy())
     columns = {name: one_array(requests[name]).take(pa.array(request_of)) for name in OF_REQUESTS}
@@ -225,8 +228,8 @@ def _score(
     parts: list[dict[str, NDArray[np.float32]]] = []
     for _, batch in on_device(_batches(source, scorer, bucket), _device(scorer)):
         with torch.inference_mode():
-            columns = {"score": scorer.model.scores(batch)}
-            columns |= {f"score_{action}": head for action, head in scores_by_action(scorer.model, batch).items()}
+            given, heads = all_scores(scorer.model, batch)
+            columns = {"score": given} | {f"score_{action}": head for action, head in heads.items()}
         parts.append({name: scores.float().cpu().numpy() for name, scores in columns.items()})
         for name, scores in parts[-1].items():
             if scores.shape != (batch.num_candidates,) or not np.isfinite(scores).all():
@@ -239,7 +242,10 @@ def _score(
 
 
 def _batches(source: RequestSource, scorer: Scorer, bucket: int) -> Iterator[tuple[int, RequestBatch]]:
-    """Yields (number, batch) of the requests of a bucket, in their order. A batch has about `TOKENS_AT_ONCE` tokens."""
+    """Yields (index of the batch, batch) for all batches of a bucket's requests; the requests keep their order.
+
+    A batch has about `TOKENS_AT_ONCE` tokens.
+    """
     num_batches = 0
 
     def deal(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -42,8 +42,8 @@ class EvaluationConfig:
     chunk_users: int = 256
     """Number of users ranked at once, which limits memory."""
     item_time: str = ""
-    """Time attribute of the items, such as birth_ms. HIT@3 of a ranker is then also shown by the age of the items: the
-    time of the request minus this time. Empty means no such table."""
+    """Time attribute of the items, such as birth_ms. HIT@3 of a ranker is then also shown by the age of the items. The
+    age is the time of the request minus this time. If empty, HIT@3 is not shown by age."""
 
     def __post_init__(self) -> None:
         check(bool(self.cutoffs) and min(self.cutoffs) >= 1, "evaluation.cutoffs", self.cutoffs, "positive numbers")
@@ -127,7 +127,7 @@ def evaluate_rankings(
 
 
 def held_out_event(held_out: int) -> str:
-    """Says in words which event is ranked. `held_out` is 1 for a user's last positive event, 2 for the last but one."""
+    """Says in words which event is ranked. `held_out` is 1 for a user's last positive event, 2 for the one before."""
     if held_out == 1:
         return "leave-last-out"
     return f"validation: the last positive event but {({2: 'one', 3: 'two'}).get(held_out, held_out - 1)}"
@@ -136,7 +136,7 @@ def held_out_event(held_out: int) -> str:
 def evaluated_users(sequences: Sequences) -> NDArray[np.int64]:
     """Returns the positions of users with a held-out event and a history. Raises DataError if there are none.
 
-    A user with fewer than `held_out` positive events is left out, because the test ranks the same target.
+    A user with fewer than `held_out` positive events is left out. Their target may also be the target of the test.
     """
     targets = sequences.targets
     counts = np.append(0, np.cumsum(sequences.is_positive))
@@ -185,7 +185,7 @@ def baselines(sequences: Sequences) -> dict[str, ScoreUsers]:
 
 
 def gap_closed(rows: list[dict[str, Any]], metric: str = "hr@10") -> float | None:
-    """Returns how much of the gap between the better baseline and the oracle the model closes, as a share. Returns None
+    """Returns the share of the gap between the better baseline and the oracle that the model closes. Returns None
     if there is no gap, or if `rows` lacks the model, the oracle or the metric."""
     by_name = {row["name"]: row for row in rows}
     if not {"model", "oracle"} <= set(by_name) or metric not in by_name["model"]:

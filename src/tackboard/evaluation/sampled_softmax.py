@@ -1,10 +1,10 @@
 """Evaluates a model on held-out users of a stream, and compares it with popularity and with an exact oracle.
 
 The protocol: the history of a test user is all events but the last, and the last event's item is the target. The
-choices are a fixed sample of items that the stream's law draws by popularity, the same for all users and all runs. Only
-users whose target is in the sample count. For these users, the probability of a target is the true probability of the
-item given the history, scaled so that the probabilities of the sample sum to 1. So no predictor can expect a smaller
-mean log-loss than the oracle. Each rival is a softmax over the sample:
+choices are a sample of items that the stream's law draws by popularity. All users and all runs have the same sample.
+Only users whose target is in the sample count. For these users, the probability of a target is the true probability
+of the item given the history, scaled so that the probabilities of the sample sum to 1. So no predictor can expect a
+smaller mean log-loss than the oracle. Each rival is a softmax over the sample:
 
     popularity   each item's exact share of all events
     model        its scores, such as cosines divided by the learned temperature
@@ -55,7 +55,7 @@ def evaluate_stream(
 ) -> dict[str, Any]:
     """Returns log-loss, HR@k and NDCG@k of the three rivals over a sample of `num_items` items.
 
-    At most `max_users` test users are read. Those users whose target is not in the sample are then left out.
+    At most `max_users` test users are read. Users whose target is not in the sample are then left out.
     """
     source = source.over(source.law.sample_items(num_items))
     sequences = source.test_sequences(max_users)

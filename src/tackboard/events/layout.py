@@ -44,7 +44,7 @@ class Layout:
     """The G buckets of a snapshot.
 
     `first_users` [G] holds the smallest user id of each bucket. `offsets` [G+1] holds, for each file, the first row of
-    each bucket, then the number of rows. Users below `first_users[0]` belong to the first bucket, so every user has
+    each bucket, then the number of all rows. Users below `first_users[0]` belong to the first bucket, so every user has
     a bucket, even a user without events.
     """
 
@@ -130,7 +130,7 @@ def write_buckets(table: pa.Table, offsets: Ints, path: Path) -> None:
 
 
 def _encodings(schema: pa.Schema) -> dict[str, Any]:
-    """Returns write options that store RISING columns as differences, which are smaller and load four times as fast."""
+    """Returns write options. RISING columns are stored as differences, take less space and load four times as fast."""
     rising = [field.name for field in schema if field.name in RISING and field.type == pa.int64()]
     if not rising or any(pa.types.is_nested(field.type) for field in schema):
         return {}

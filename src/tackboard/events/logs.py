@@ -106,7 +106,7 @@ class Log:
 
 
 def read_log(files: Sequence[Path], wanted: Mapping[str, str], fields: Mapping[str, str]) -> Log:
-    """Reads the columns that `wanted` (option → column) and `fields` (name → column) name, from every file.
+    """Reads columns from every file. `wanted` (option → column) and `fields` (name → column) say which columns.
 
     All files must have the same format, and a column must have the same type in all files. Integers of different widths
     count as the same type, except uint64. If the files differ, raises DataError, which names the file that differs.

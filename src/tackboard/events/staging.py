@@ -48,9 +48,9 @@ def derive_snapshot(
 
     `dataset` must be the newest snapshot. `fill` gets a folder, writes files into it and returns their names. The
     content of these files must depend only on the old snapshot and on `what`, a JSON value. A hash of the old manifest
-    and `what` is stored in the new manifest under the key `note`. If `fill` raises, the old snapshot stays in use.
-    Returns the path of the new snapshot. Raises DataError if the old snapshot holds forgotten users and `replaced` does
-    not contain users.parquet.
+    and `what` is stored in the new manifest, under the key that `note` gives. If `fill` raises, the old snapshot stays
+    in use. Returns the path of the new snapshot. Raises DataError if the old snapshot holds forgotten users and
+    `replaced` does not contain users.parquet.
     """
     check_newest(dataset)
     source = dataset.path.resolve()

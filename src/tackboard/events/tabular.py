@@ -319,7 +319,7 @@ def _read_blocks(stream: Any, file: pa.OSFile, options: dict[str, Any], progress
     with pyarrow.csv.open_csv(stream, **options) as reader:
         for batch in reader:
             batches.append(batch)
-            # `tell` is called once per block, because Arrow reads ahead in the background, so two calls may differ.
+            # `tell` is called only once per block. Arrow reads ahead in the background, so a second result may differ.
             place = file.tell()
             progress.advance(place - position)
             position = place

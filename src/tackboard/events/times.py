@@ -72,7 +72,7 @@ def parse_times(column: pa.ChunkedArray, name: str, place: Place = in_row) -> Ti
 def parse_milliseconds(column: pa.ChunkedArray, name: str, place: Place = in_row) -> Times:
     """Parses a column of milliseconds. Unlike in `parse_times`, 0 and negative integers are usable.
 
-    Text is usable if it is an integer of at most 18 digits. Columns of neither integers nor text go to `parse_times`.
+    Text is usable if it is an integer of at most 18 digits. `parse_times` gets columns of other types.
     """
     column = plain(column)
     if is_text(column.type):
@@ -123,7 +123,7 @@ def _place_of(place: Place, chosen: NDArray[np.bool_]) -> Place:
 def _numbers_of(text: pa.ChunkedArray) -> NDArray[Any]:
     """Converts texts that are numbers to int64 if all of them are integers that fit, else to float64."""
     if not pc.any(pc.match_substring(text, ".")).as_py():
-        # If a number does not fit into int64, the cast fails. Then all numbers become floats, and this one is unusable.
+        # If a number does not fit into int64, the cast fails. All numbers then become floats; this number is unusable.
         with contextlib.suppress(pa.ArrowInvalid):
             return np.asarray(text.cast(pa.int64()).to_numpy())
     return np.asarray(text.cast(pa.float64()).to_numpy())
@@ -182,7 +182,7 @@ def _checked(ms: NDArray[Any], good: NDArray[np.bool_], unit: str) -> Times:
 
 
 def _mixed(name: str, place: Place, first_rows: dict[str, int]) -> DataError:
-    """Returns the error for a column that mixes units or formats. `first_rows` maps each of them to its first row."""
+    """Returns the error for a column that mixes units or formats. `first_rows` maps each unit or format to a row."""
     where = ", ".join(f"{unit} from {place(row)}" for unit, row in first_rows.items())
     return DataError(
         f"the time column {name!r} mixes {' and '.join(first_rows)}: {where}",

@@ -1,8 +1,8 @@
 """Backfill computes a feature set for all events of a dataset and makes a new snapshot with features.parquet.
 
-Every event becomes one row. Backfill treats the event as a request: it has the user, the time and the context of the
-event, and the event's item is its only candidate. The row holds the features of this request. The request sees only
-events that were received before its time. The old snapshot stays in use until the new snapshot is complete (see
+Every event becomes one row. Backfill makes a request of the event, with the event's user, time and context, and with
+the event's item as the only candidate. The row holds the features of this request. The request sees only events that
+were received before its time. The old snapshot stays in use until the new snapshot is complete (see
 events/staging.py). If the computation of a feature did not change since the last backfill, its values are copied.
 Memory is bounded, because backfill computes one bucket (all events of some users) at a time. Each bucket is written as
 one row group, so features.parquet and events.parquet have the same buckets.
@@ -76,8 +76,8 @@ def backfill(dataset: Dataset, features: FeatureSet, *, quiet: bool = False) -> 
 
 
 def _unchanged(old: FeatureSet, stored: Mapping[str, Any], features: FeatureSet, schema: pa.Schema) -> list[str]:
-    """Returns the features whose stored values are still valid: the computation, the stored type, and the versions of
-    the time zones and Unicode tables that the feature uses are the same as before."""
+    """Returns the features whose stored values are still valid. For these features, the computation, the stored type,
+    and the versions of the time zones and Unicode tables that they use are the same as before."""
     fresh = features.to_json()
     databases = {"tzdata": ZONED, "unicode": UNICODE}
     moved = {op for key, ops in databases.items() if stored.get(key) != fresh.get(key) for op in ops}

@@ -26,7 +26,7 @@ from tackboard.features.views import Positions, no_events, visible_before
 
 EVENTS_PER_CHUNK = 1 << 22
 """Largest number of events in a chunk. If a user has several requests in the chunk, the user's events count once for
-each of them. A chunk with only one request may have more events."""
+each request. A chunk with only one request may have more events."""
 CANDIDATES_PER_CHUNK = 1 << 20
 
 

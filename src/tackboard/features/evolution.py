@@ -44,7 +44,7 @@ def sentences(changes: Sequence[FeatureChange]) -> list[str]:
 
 
 def compare(old: FeatureSet, new: FeatureSet) -> list[FeatureChange]:
-    """Returns every change from `old` to `new`: a new name of the set, then removed features, then others."""
+    """Returns every change from `old` to `new`: a new name of the set, then removed features, then other changes."""
     changes = []
     if new.name != old.name:
         changes.append(FeatureChange("", "", f"the set {old.name} is now called {new.name}", needs_version=True))
@@ -66,7 +66,7 @@ def compare(old: FeatureSet, new: FeatureSet) -> list[FeatureChange]:
 
 
 def check_evolution(old: FeatureSet, new: FeatureSet) -> list[FeatureChange]:
-    """Returns the changes from `old` to `new`. Raises UsageError if the version fell or a change needs a higher one."""
+    """Returns the changes from `old` to `new`. Raises UsageError if the version fell or should be higher."""
     changes = compare(old, new)
     if new.version < old.version:
         raise UsageError(

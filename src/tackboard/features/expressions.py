@@ -95,8 +95,8 @@ class Expression:
         return f"an expression ({self.place})"
 
     def __getattr__(self, name: str) -> NoReturn:
-        # Python and NumPy look up names with underscores to find out what an object can do. Python asks this method for
-        # an attribute in `__slots__` only if it has no value yet: while `copy` or `pickle` makes a new object.
+        # Python and NumPy look up names with underscores to find out what an object can do. For an attribute in
+        # `__slots__`, Python calls this method only if it has no value yet, while `copy` or `pickle` makes the object.
         if name.startswith("_") or name in Expression.__slots__:
             raise AttributeError(name)
         operators = [known for known in vars(Expression) if not known.startswith("_") and known not in self.__slots__]

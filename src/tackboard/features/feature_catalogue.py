@@ -23,7 +23,7 @@ from tackboard.report.svg import MatrixRow, matrix
 
 OWNERS = ("user", "request", "context", "events", "item")
 WORTH_SHOWING = 24
-"""Largest number of features in one table cell. If there are more, the cell ends with the number of those left out."""
+"""Largest number of features in one table cell. If there are more, the cell says how many are left out."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +86,7 @@ class FeatureCatalogue:
         self._same = [self._compare(model) for model in models]
 
     def users_of(self, name: str) -> dict[int, bool]:
-        """Returns model position → whether the model reads the current version, for models that read the feature."""
+        """Maps the position of each model that reads the feature to whether the model reads the current version."""
         return {number: same[name] for number, same in enumerate(self._same) if name in same}
 
     def _compare(self, model: ModelUse) -> dict[str, bool]:

@@ -92,7 +92,7 @@ class Plan:
     def needs_event_times(self) -> bool:
         """Whether any feature depends on the age of events.
 
-        A feature does if it has a time window or a decay, or combines event times with the request's time.
+        This is so if a feature has a time window or a decay, or combines event times with the request's time.
         """
         if any(node.op in ("within", "between", "decayed_sum") for node in self.nodes):
             return True
@@ -121,7 +121,7 @@ class Plan:
         return max(int(node.params["count"]) for node in readers)
 
     def trimmed(self, names: Iterable[str]) -> Plan:
-        """Returns a plan of the named features, with only the nodes they need. Raises UsageError for unknown names."""
+        """Returns a plan of the named features and the nodes that they need. Raises UsageError for unknown names."""
         wanted = list(dict.fromkeys(names))
         for name in wanted:
             if name not in self.features:

@@ -2,7 +2,7 @@
 
 A command is given as the words after `tackboard`. The result holds the last JSON line, the wall and CPU seconds and the
 peak resident memory of the command. The command prints everything to one log file. Decided: whatever ends the pipeline
-(success, an error, Ctrl-C, SIGTERM, a closed terminal) also ends the command and all processes that it started.
+(success, an error, Ctrl-C, SIGTERM, a closed terminal) also ends the command and all its child processes.
 """
 
 import shlex

@@ -3,7 +3,7 @@
 Because each step has its own process, its peak memory can be measured, and a step that dies harms no other step. A step
 waits for the step that it builds on. When time is up, or the program must stop, processes get SIGTERM. If a process is
 training, it saves its state and ends, and the next call continues from that state. If this process dies, the processes
-of steps end in the same way. A process that dies of a signal (a crash, or the kernel's out-of-memory killer) is started
+of steps get SIGTERM too. A process that dies of a signal (a crash, or the kernel's out-of-memory killer) is started
 again from its last checkpoint. Such a death need not be the step's own fault: if processes share a GPU, a fault of one
 process can kill them all. The process of a step calls `run_step`.
 """

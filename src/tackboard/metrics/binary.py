@@ -3,8 +3,9 @@
 AUC is the chance that an example with label yes scores higher than an example with label no; a tie counts half. AUC
 says how well examples are ordered; log-loss says whether probabilities are right. AUC within users is the mean AUC of
 the users who have both labels, so a model gains nothing by separating users who often say yes from users who rarely do.
-Normalised entropy (NE) is the log-loss divided by the log-loss of a constant prediction, the mean label; below 1 is
-better than the constant. Calibration is the sum of the probabilities divided by the number of yes; 1 is best.
+Normalised entropy (NE) is the log-loss divided by the log-loss of a constant prediction, the mean label. A model with
+NE below 1 is better than the constant. Calibration is the sum of the probabilities divided by the number of labels yes.
+The best calibration is 1.
 
 Examples of one user are alike, so an interval must come from resampling users, not examples. `UserResamples` makes the
 draws once and computes a metric for each draw. Two models are compared on the same draws.

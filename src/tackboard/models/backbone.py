@@ -93,10 +93,10 @@ class BackboneConfig:
 
 
 def without_unread(values: Any, kind: str) -> Any:
-    """Removes the settings that this kind of backbone never reads, from the flat settings of an older version.
+    """Returns the flat settings of an older version without those that their kind of backbone never reads.
 
-    Older versions allowed such settings. `kind` is the kind of backbone if the settings name none. Nested settings are
-    returned unchanged.
+    Older versions allowed such settings. `kind` is the kind of backbone of settings that name no kind. Nested settings
+    are returned unchanged.
     """
     kind = values.get("backbone", kind) if isinstance(values, dict) else ""
     if not isinstance(kind, str) or kind not in BACKBONES:

@@ -1,8 +1,9 @@
 """Represents a table, or the Adagrad sums of a table, by only the rows that training has changed.
 
 `ChangedRows` holds the positions and values of the changed rows. Every other row still has its first value: a fresh row
-(`ops.fresh_rows`), or 0 for sums. Checkpoints store this form. Its shape and type are those of the whole table, so it
-can be compared with a model before memory is allocated. `copy_rows` copies it into a tensor; `whole` makes the table.
+(`ops.fresh_rows`), or 0 for sums. Checkpoints store this form. A `ChangedRows` has the shape and type of the whole
+table, so it can be compared with a model before memory is allocated. `copy_rows` copies it into a tensor; `whole` makes
+the table.
 
 Decided: a small file may stand for a large table, so `whole` compares the size of the table with the free memory first.
 Positions are row numbers of the whole table, even if a process trains only a part, so a checkpoint can be resharded.

@@ -1,7 +1,7 @@
 """Defines DCN-v2's cross layers, which multiply features with each other explicitly.
 
-The input x₀ [C, F] holds all features of a candidate, end to end. Each layer multiplies x₀ with a linear map of the
-layer before it, element by element, so l layers express products of up to l + 1 features:
+The input x₀ [C, F] holds all features of a candidate, end to end. Each layer multiplies x₀, element by element, with a
+linear map of its own input, and adds this input. So l layers express products of up to l + 1 features:
 
     xᵢ₊₁ = x₀ ∘ (W xᵢ + b) + xᵢ
 

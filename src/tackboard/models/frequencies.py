@@ -8,9 +8,8 @@ slot also keeps the mean count over the steps that saw it, because a popular ite
 
     expected count = mean count when seen / mean interval between steps that see it
 
-A slot that several items share is seen more often than each of the items. So every item has several slots, of
-independent hash functions, and the smallest estimate is used. If no items share slots, all estimates of an item are
-equal.
+A slot that several items share is seen more often than each of the items. So each of several independent hash functions
+gives every item a slot, and the smallest estimate is used. If no items share slots, all estimates of an item are equal.
 
 Decided, because the publication does not say:
 - The interval is averaged, not its inverse, because the loss multiplies by the interval, and the mean interval is
@@ -20,8 +19,8 @@ Decided, because the publication does not say:
 - An item that was not seen for longer than its interval is treated as if it were seen now. So the estimate of an item
   that is no longer popular falls, and an item that was never seen counts as if it were seen once in all steps so far.
 
-The distinct slots of a step depend on the batch alone, so the CPU finds them before the batch is copied to a GPU, which
-would have to wait for their number.
+The distinct slots of a step depend on the batch alone, so the CPU finds them before the batch is copied to a GPU. On a
+GPU, the host would have to wait for their number.
 
 Shapes: M items, k hash functions, S distinct slots of a step.
 """
@@ -50,7 +49,7 @@ class SeenSlots:
     counts: torch.Tensor
 
     def padded(self) -> SeenSlots:
-        """Returns the slots with repetitions of the last slot. If there is none, nothing is seen and nothing padded."""
+        """Returns the slots, padded with repetitions of the last slot. If no slot was seen, nothing is padded."""
         if not len(self.slots):
             return self
         size = coarse_size(len(self.slots))

@@ -10,9 +10,10 @@ A model is an `nn.Module` made by its config, a frozen dataclass that derives fr
 A model may also have `prepare(batch, generator)`. It returns the batch with further tensors that do not depend on the
 parameters, such as PinFM's targets. The trainer calls it on the CPU before the batch is copied to the device. So the
 host never waits until a GPU knows the length of a tensor. The data step decides the seed of `generator`. `loss` must
-also work on a batch that did not go through `prepare`. A model with `can_pad = True` takes the keyword `pad` too: if it
-is true, `prepare` pads the tensors to sizes that repeat, and the loss stays the same. If also `can_replay` is True, a
-step with such a batch may be recorded as a CUDA graph: all numbers that differ from step to step are in tensors.
+also work on a batch that did not go through `prepare`. If the model has `can_pad = True`, its `prepare` also takes the
+keyword `pad`. If `pad` is true, `prepare` pads the tensors to sizes that repeat, and the loss stays the same. If the
+model also has `can_replay = True`, a step with a padded batch may be recorded as a CUDA graph. This promises that all
+numbers that differ from step to step are in tensors.
 
 A model that can retrieve derives from `RetrievalModel` and inherits `scores`. For modules with `compiles = True` see
 `compile_parts`.

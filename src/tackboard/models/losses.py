@@ -22,8 +22,8 @@ loss (`sequential.py`) both call these two functions, so they have the same targ
 `ops.contrastive` computes the sums and never holds all scores of tokens × items in memory. On a GPU it holds a table of
 users' own items: one byte for each user and item of the batch, or four bytes if only earlier items are taken out.
 
-Shapes: P pairs, A tokens that predict something, R sums (one per token or per pair), M distinct items, D width, B rows,
-G groups (users or rows), O positives.
+Shapes: P pairs, A tokens that predict something, R sums over negatives (one per token or per pair), M distinct items, D
+width, B rows, G groups (users or rows), O positives.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class LossConfig:
     multi_token_share: float = 0.25
     """Share of the pairs of token and event in the window that a step uses, chosen at random."""
     future_token_weight: float = 0.0
-    """Weight of the future-token loss, which predicts events after the first `future_token_anchor` of a segment."""
+    """Weight of the future-token loss, which predicts events after a segment's first `future_token_anchor` events."""
     future_token_anchor: int = 32
     """Number of events that the predicting token has read. Choose the history length that a downstream task reads."""
     future_token_window: int = 8
@@ -102,7 +102,7 @@ class LossConfig:
 class OwnLists:
     """Lists of items that are no negatives. Row b has the list items[offsets[g] : offsets[g + 1]] with g = groups[b].
 
-    `places` holds the index of each item's event in its row. If set, only tokens after that event leave the item out.
+    If `places` holds the index of each item's event in its row, only tokens after this event leave the item out.
     """
 
     offsets: torch.Tensor
@@ -111,9 +111,9 @@ class OwnLists:
     places: torch.Tensor | None = None
 
     def padded(self, item: int) -> OwnLists:
-        """Returns the lists of a padded batch with a last group of padding, which has `item` again and again.
+        """Returns the lists of a padded batch. The last group gets the padding, which repeats `item`.
 
-        If each row is a group, then the last row is padding already. Otherwise no row has the groups that are added.
+        If each row is a group, then the last row is padding already. Otherwise groups are added that belong to no row.
         """
         size, num_groups = coarse_size(len(self.items)), len(self.offsets) - 1
         num_groups = coarse_size(num_groups) if self.places is None else num_groups
@@ -250,7 +250,7 @@ def next_item_loss(
 class Targets:
     """What the tokens of a batch predict, and which items are no negatives.
 
-    A GPU would have to wait for the lengths of these tensors, so the CPU computes them before the batch is copied.
+    The CPU computes these tensors before the batch is copied. On a GPU, the host would have to wait for their lengths.
     """
 
     tokens: torch.Tensor
@@ -274,13 +274,13 @@ class Targets:
     parts: tuple[tuple[str, int], ...]
     """Name and number of pairs of each loss, in the order of the pairs."""
     part_of_pair: torch.Tensor
-    """The number of the loss of each pair [P]. Padding has the number of losses."""
+    """The index of the loss of each pair in `parts` [P]. Padding has the first index beyond `parts`."""
 
     def padded(self, num_items: int, event: int, row: int) -> Targets:
-        """Returns the targets of a padded batch with tokens, pairs and own items of padding, which have no weight.
+        """Returns the targets with padding: further tokens, pairs and own items, which have no weight.
 
-        `event` is the first event of padding, and `row` is its row. Padding of other tensors points to this row's start
-        token and to the last item, which are padding too.
+        `event` is the first event that is padding, and `row` is its row. Added tokens and pairs point to the start
+        token of this row and to the last item, which are padding too.
         """
         num_tokens, num_pairs = padded_size(len(self.tokens)), padded_size(len(self.pairs))
         return dataclasses.replace(
@@ -383,7 +383,7 @@ def loss_of_targets(
     )
     metrics: dict[str, float | torch.Tensor] = {"temperature": 1.0 / inverse_temperature.detach()}
     if len(targets.parts) > 1:
-        # The numbers of pairs differ from step to step. Read on the device, they may be part of a CUDA graph.
+        # The numbers of pairs differ from step to step. They are counted on the device, for CUDA graphs.
         numbers = torch.arange(len(targets.parts), device=losses_P.device)
         is_of_part = targets.part_of_pair == numbers[:, None]
         means = (is_of_part * losses_P).sum(dim=1) / is_of_part.sum(dim=1).clamp_min(1)

@@ -10,9 +10,9 @@ The model takes a batch of histories. It returns a loss, or vectors of histories
 does not say: each history begins with a learned start token, so the first event is also predicted and an empty history
 has a defined vector. Time enters as the logarithm of the gap to the previous event, in buckets (0 buckets leave time
 out). φ_in's unit vectors are scaled by √width to fit the scale of the residual stream. With `request_time` a token also
-knows the time to the event that it predicts: the gap of the next event in training, the time since the newest event in
-a request. A token knows nothing else of the future. Serving knows this time too, because it knows when a request is
-made.
+knows the time to the event that it predicts. In training this is the gap of the next event; in a request it is the time
+since the newest event. A token knows nothing else of the future. Serving knows this time too, because it knows when a
+request is made.
 
 Shapes: B rows, N packed events, T packed tokens (events and start tokens), P predictions, M distinct items, D width,
 E width of the concatenated tables.
@@ -83,8 +83,8 @@ class PinFMConfig(ModelConfig):
     """Form of φ_in, φ_out and ψ: `mlp`, or `residual`, which adds an MLP of the input to the input. With `residual`
     the maps hardly change their inputs at first, and tables.num_hashes × tables.dim must equal width."""
     num_positions: int = 0
-    """Number of learned positions, for start token and events; 0 means max_history + 1. A model that starts from a run
-    needs as many as that run, even if it reads shorter histories."""
+    """Number of learned positions, for start token and events; 0 means max_history + 1. A model that starts from a
+    trained run needs as many positions as the run has, even if it reads shorter histories."""
     num_time_buckets: int = 24
     """Number of buckets of log2(seconds since the previous event); 0 leaves time out."""
     request_time: bool = False
@@ -187,7 +187,7 @@ class PinFM(RetrievalModel):
 
     @property
     def can_replay(self) -> bool:
-        """Whether a step may be replayed as a CUDA graph: grids of rows differ from step to step, kernels do not."""
+        """Whether a CUDA graph may replay a step: our attention kernels allow it, padded grids do not."""
         return HAS_TRITON and 4 * self.config.width // self.config.backbone.num_heads <= MAX_HEAD_BYTES
 
     def __init__(self, config: PinFMConfig, vocabulary: Vocabulary) -> None:
@@ -242,7 +242,7 @@ class PinFM(RetrievalModel):
             hidden_AD = self.with_request(hidden_AD, batch, targets.tokens - targets.rows)
         users_AD, items_MD = self.project_users(hidden_AD), self.project_items(items_ME)
         if batch.num_padding:
-            # The weight of padding is 0, but scores are measured against the highest score, which could be too high.
+            # Padding has weight 0. But the highest score is subtracted from all scores and must not be one of padding.
             items_MD = items_MD.masked_fill(batch.item_rows[:, :1] < 0, 0.0)
         log_weights_M = self._log_weights(batch, targets)
         negatives = listed_negatives(batch, in_batch=self.config.loss.in_batch_negatives)
@@ -348,7 +348,7 @@ class PinFM(RetrievalModel):
     def _times(
         self, batch: SequenceBatch, places: TokenPlaces, since_last_B: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Returns the times of tokens as keys and as queries [T] in ms. A start token takes its first event's time."""
+        """Returns the times of tokens as keys and as queries [T] in ms. A start token has its next event's time."""
         times_T = torch.zeros(places.num_tokens, dtype=torch.int64, device=batch.items.device)
         # An event's time is first written to the token before the event. Then every event's own token gets its own
         # time. So only start tokens keep the time of the event after them.

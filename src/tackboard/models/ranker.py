@@ -18,7 +18,7 @@ Shapes: U requests, C candidates, M distinct items, K actions, D width, E width 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -346,7 +346,11 @@ class Ranker(nn.Module):
 
     def scores(self, batch: RequestBatch) -> torch.Tensor:
         """Returns one score per candidate [C]: the log odds of the first action, or the sum of `head.utilities`."""
-        by_action, utilities = self.scores_by_action(batch), self.config.head.utilities
+        return self.score_of_actions(self.scores_by_action(batch))
+
+    def score_of_actions(self, by_action: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Returns the score of each candidate [C] from the results of `scores_by_action`."""
+        utilities = self.config.head.utilities
         if not utilities:
             return next(iter(by_action.values()))
         return torch.stack([weight * by_action[name].sigmoid() for name, weight in utilities.items()]).sum(dim=0)

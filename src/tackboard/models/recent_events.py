@@ -1,9 +1,9 @@
 """Reads a user's recent events together with a candidate, without any pretrained model (in the style of TransAct).
 
-Each of the newest events becomes the sum of vectors of its item, action and surface, beside the vector of the
-candidate. A small transformer encoder reads these pairs. The output is the maximum over all events, and the newest few
-events as they are. Everything is computed once per candidate, so the module is small and reads few events: this is the
-ranker's own view of the user, as rankers had it before they were given a pretrained model.
+Each of the newest events becomes the sum of vectors of its item, action, surface and position. The vector of the
+candidate is appended to each sum. A small transformer encoder reads these pairs. The output is the maximum of the
+encoded events, followed by the newest few of them as they are. Everything is computed once per candidate, so the module
+is small and reads few events. Rankers had such a view of the user before they were given a pretrained model.
 
 Shapes: C candidates, U requests, S events, D width, E width of an item's rows.
 """
@@ -74,7 +74,7 @@ class RecentEvents(nn.Module):
         candidates_CSD = self.item(candidates_CE)[:, None].expand(-1, num_events, -1)
         pairs_CSD = torch.cat([batch.expand(events_USD), candidates_CSD], dim=-1)
         is_event_CS = batch.expand(is_event_US)
-        # A row of padding alone would give NaN; its first place is read instead and its output dropped below.
+        # A row of nothing but padding would give NaN. So its first place is read, and the output is dropped below.
         is_padding_CS = ~is_event_CS
         is_padding_CS[:, 0] = False
         read_CSD = self.encoder(pairs_CSD, src_key_padding_mask=is_padding_CS)

@@ -17,7 +17,7 @@ PinFM (`losses.py`), but a user's own items stay among the negatives, as in the 
 `contrastive` is for a comparison of architectures: the rival gets everything of PinFM that is not architecture. From
 PinFM come the loss with its targets, negatives, popularity correction and masks of own items (`losses.with_targets`,
 `losses.loss_of_targets`), cosines, and the learned temperature. From the rival come the plain table that is both input
-and output, the sum of embeddings without maps, the learned positions, the layers, and rows without a start token: so
+and output, the sum of embeddings without maps, the learned positions, the layers, and rows without a start token. So
 the first event of a segment is not predicted. A rival has no surfaces.
 
 The published models read items and their order; HSTU also reads times, including the time of the request. The switches
@@ -256,7 +256,7 @@ def _published(num_rows: int, backbone: dict[str, Any], settings: dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class PredictedEvents:
-    """What the CPU computes before the batch is copied to a GPU, because a GPU would have to wait for these lengths."""
+    """What the CPU computes before the batch is copied. On a GPU, the host would have to wait for these lengths."""
 
     events: torch.Tensor
     """The events that are predicted, each from the event before it [P]."""
@@ -279,7 +279,7 @@ class SequentialModel(RetrievalModel):
         if config.request_place != "none":
             self.request_times = nn.Embedding(config.num_time_buckets, width)
         # Items and positions are initialised as in the public code. The embeddings that we added start small, because
-        # with the std of positions they outweighed the items.
+        # with the std of positions these embeddings outweighed the items.
         stds = {self.items: config.tables.init_std, self.positions: width**-0.5}
         for embedding in (self.items, self.positions, self.actions, self.time_gaps, self.request_times):
             if embedding is not None:
@@ -453,7 +453,7 @@ def in_blocks(
     shared: Sequence[torch.Tensor | None],
     of_rows: Sequence[torch.Tensor | None],
 ) -> torch.Tensor:
-    """Splits the rows of `of_rows` into blocks, calls `of_block` with `shared` and each block, joins the results [R].
+    """Splits the rows of `of_rows` into blocks, calls `of_block` with `shared` and each block, and joins the results.
 
     A row needs `num_cells` numbers, and about BLOCK_CELLS numbers exist at a time. If there are several blocks, the
     backward pass computes each block again, so that no block is kept until then. The first of `of_rows` is never None.

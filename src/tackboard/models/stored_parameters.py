@@ -2,7 +2,7 @@
 
 A config of a few bytes can ask for a table of any size. So the model is first built without memory, on torch's meta
 device, and compared with the stored tensors. The real model is built only if names and shapes agree exactly. The number
-of parameters in the first build is limited, because even a model without memory takes time to build.
+of parameters in the first build is limited, because building takes time even without memory.
 
 Decided: the tensors of a file are mapped into memory, not read. The tables of a restored model are the mapped tensors
 themselves, in their stored type. So a table takes no memory of its own: its pages are those of the file. They are

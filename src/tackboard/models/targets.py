@@ -11,8 +11,9 @@ event. The token before an event has seen all earlier events and nothing of this
 
 Multi-token pairs look past the next event, so that a vector says what a user will want, not only what comes next. There
 are many multi-token pairs, and a random share of them is enough. Future-token pairs use only one token per row. This
-token should have read as many events as a downstream task will read. Decided: only the next-token loss predicts the
-next event, so that only one weight applies to this event. The published multi-token loss predicts it too.
+token should have read as many events as a downstream task will read. Decided: multi-token pairs leave out the event
+right after the token, because the next-token loss predicts this event already. The published multi-token loss predicts
+it too. Future-token pairs do include the event right after the token.
 
 Shapes: P pairs, N packed events, T packed tokens (token of event n of row r: n + r + 1), B rows.
 """
@@ -114,5 +115,5 @@ def join_pairs(parts: list[Pairs]) -> Pairs:
 def _pairs(batch: SequenceBatch, before_P: torch.Tensor, events_P: torch.Tensor) -> Pairs:
     """Pairs the token before event `before_P` with the event `events_P` of the same row."""
     rows_P = row_of_event(batch).index_select(0, events_P)
-    # The token before event n has number n + row, because each row up to and including this row adds a start token.
+    # Event n of row r has token n + r + 1, because rows 0 to r add r + 1 start tokens. The token before it is n + r.
     return Pairs(tokens=before_P + rows_P, items=batch.items.index_select(0, events_P), rows=rows_P)

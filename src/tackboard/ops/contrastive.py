@@ -7,7 +7,8 @@ hidden vector has one sum over its negatives. A pair belongs to one sum and has 
 Several pairs may share a sum. The output is the weighted total of the losses, which has a gradient, and the loss of
 each pair, which has none. If only some items are negatives, `negatives` lists them, and no other scores are computed.
 
-Three implementations have the same results. They get the vectors of K negatives and of the right item of each pair:
+Each implementation gets the vectors of K negatives and the vector of each pair's right item. There are three
+implementations, and they have the same results:
 
     contrastive_reference   the definition, in plain PyTorch; holds all R × M scores
     contrastive_blocked     CPU, and a GPU without Triton: some sums at a time, gradients in the same pass
@@ -34,11 +35,14 @@ from tackboard.ops import contrastive_blocked, contrastive_reference
 
 @dataclasses.dataclass(frozen=True)
 class OwnItems:
-    """Items that are not negatives of some sums, as lists per group: group g has items[offsets[g] : offsets[g + 1]].
+    """Lists of items that are taken out of the negatives of certain sums, one list per group of sums.
 
-    An item may occur more than once in a list. `of_sum` [R] names the group of each sum. With `places`, item o is taken
-    out of sum r only if `places[o] < seen[r]`. So the loss keeps a user's later items as negatives. Implementations get
-    positions among the K negatives instead of items; K means that the item is no negative.
+    The list of group g is items[offsets[g] : offsets[g + 1]] and applies to every sum of the group.
+
+    An item may occur more than once in a list. `of_sum` [R] names the group of each sum. `places[o]` is the index of
+    own item o's event in its history, and `seen[r]` is the number of events that sum r has seen. With both, item o is
+    taken out of sum r only if `places[o] < seen[r]`. So the loss keeps a user's later items as negatives.
+    Implementations get `items` as positions among the K negatives. Position K means that the item is no negative.
     """
 
     offsets: torch.Tensor
@@ -53,7 +57,8 @@ class ContrastivePairs:
     """P pairs: pair p belongs to sum `sums[p]`, has the right item `items[p]` and the weight `weights[p]`.
 
     If `is_left_out`, there is one pair per sum in the same order, and the right item is taken out of its sum. Otherwise
-    the caller's own items contain every right item. Implementations get positions among the K negatives as `items`.
+    the caller makes sure that its `OwnItems` contain, for every sum, the right items of all pairs of that sum.
+    Implementations get positions among the K negatives as `items`.
     """
 
     sums: torch.Tensor

@@ -2,9 +2,9 @@
 
 The key stands for a seed and a table. A value is made from the 64 bits of `random_bits(key, row, column)` (see
 `stochastic_rounding`), read as four fields of 16 bits. The sum of the fields, minus its mean, is a whole number that
-fp32 holds exactly. One multiplication by an fp32 constant gives the value. So the same row has the same bits on any
-device, in any order and for any subset of the rows, because only integer arithmetic and one exactly rounded product are
-used. The arithmetic is 64-bit, so a table may have more than 2^31 elements.
+fp32 holds exactly. One multiplication by an fp32 constant gives the value. Only integer arithmetic and one exactly
+rounded product are used. So the same row has the same bits on any device, in any order and for any subset of the rows.
+The arithmetic is 64-bit, so a table may have more than 2^31 elements.
 
 Decided: a sum of four uniform numbers stands for a normal number. Mean and variance are exact. The kurtosis is 2.7
 instead of 3, and no value is further than 3.47 standard deviations from 0. This is enough for fresh rows, while a

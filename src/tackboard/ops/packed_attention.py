@@ -70,10 +70,11 @@ def packed_attention(
 
 
 def with_tiles(elapsed: Elapsed, layout: RowLayout) -> Elapsed:
-    """Returns the elapsed times with the buckets of all pairs, so that no layer searches them again.
+    """Returns the elapsed times with the buckets of all pairs, so that no layer searches for them again.
 
-    Call this function before the layers. It does nothing where our kernels do not run, and where the buckets do not fit
-    into a byte or into MAX_TILE_BYTES. Then each program of our kernels searches the buckets that it needs.
+    Call this function before the layers. It does nothing if our kernels do not run. It also does nothing if a bucket
+    does not fit into a byte or if the buckets do not fit into MAX_TILE_BYTES. Then each program of our kernels searches
+    for the buckets that it needs.
     """
     num_bytes = layout.num_tiles * BLOCK * BLOCK
     if not (elapsed.keys_T.is_cuda and HAS_TRITON) or num_bytes > MAX_TILE_BYTES or len(elapsed.boundaries) > 255:

@@ -2,11 +2,11 @@
 
 Queries, keys and values are packed tokens [T, H, d]; the output is what each token reads [T, H, d]. Rows of similar
 length are laid out as a grid (`RowLayout.groups`), and attention runs grid by grid. Attention is causal, so no token
-sees the padding on the right of its row, and no mask is needed for it.
+sees the padding on the right of its row, and the padding needs no mask.
 
 A bias is a tensor as large as the scores, one number for each query, key and head. Grids of more than TILE_CELLS scores
 are computed in tiles, and the backward pass computes each tile again. So memory stays within about twenty tensors of 64
-MiB (on a GPU 512 MiB), while time grows with S². Without a bias, softmax attention holds no scores in memory.
+MiB each (512 MiB each on a GPU), while time grows with S². Without a bias, softmax attention holds no scores in memory.
 
 Shapes: T packed tokens, C cells of all grids, B rows of a grid, S positions, H heads, d width of a head, V buckets of
 time, P distances; of a tile, b rows, q queries, k keys.

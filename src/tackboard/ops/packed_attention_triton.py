@@ -8,14 +8,16 @@ them.
 A bias of time needs the bucket of every pair of query and key. All heads and layers have the same buckets, so
 `bucket_tiles` computes them once per batch. A tile is one byte for each pair of a block of queries and a block of keys,
 and the tiles of a row lie in the order of its queries, then of its keys. A row of S tokens takes S² / 2 bytes: 128 MB
-for 16,000 tokens. Without tiles, each program searches the bucket of each pair again, which is several times as slow.
+for 16,000 tokens. Without tiles, each program searches for the bucket of each pair again, which is several times as
+slow.
 
 Gradients of biases are sums over all pairs. Each program sums its part: by bucket of time in registers, and by distance
 in memory that no other program writes. PyTorch adds up the parts. So all sums have a fixed order, and every gradient is
-the same in every run. A bias of time that belongs to one head is summed where the gradient of queries is computed. A
-bias that heads share has a kernel of its own, which adds the heads up first. To sum by distance, a tile is turned so
-that its diagonals become columns. Buckets are summed one by one, from the least to the greatest bucket of the tile. In
-rows sorted by time, tiles far from the diagonal have few buckets.
+the same in every run. If each head has its own bias of time and there is no bias by distance, the kernel for the
+gradient of queries sums the gradient of the bias. All other biases go to a separate kernel, which first adds up the
+heads that share a bias. To sum by distance, a tile is turned so that its diagonals become columns. Buckets are summed
+one by one, from the least to the greatest bucket of the tile. In rows sorted by time, tiles far from the diagonal have
+few buckets.
 
 Shapes: T packed tokens, H heads, d width of a head, N blocks, V buckets of time, P distances, G heads with a bias of
 their own (H or 1).
@@ -251,7 +253,8 @@ def backward_kernel(
     """Computes the gradient of one block of queries, or of one block of keys and values.
 
     Tiles are [own, other]: [q, k] for a block of queries, and [k, q] for a block of keys. The program of queries also
-    stores `delta`, which the programs of keys read later. If `BY_BUCKET`, it sums the bias's gradient of its block.
+    stores `delta`, which the programs of keys read later. If `BY_BUCKET`, this program also stores its block's sums of
+    the gradient of the bias.
     """
     head = tl.program_id(1)
     row, start, first, length = _block(block_rows, block_starts, offsets)
@@ -338,7 +341,7 @@ def bias_kernel(
     time += group * num_buckets
     by_bucket = tl.zeros((1 << STEPS,), tl.float32)
     left_over = tl.zeros((SIZE,), tl.float32)
-    # The pairs in column c of a turned tile have the distance start - begin + c; if not `is_near`, it is SIZE less.
+    # Pairs in column c of a turned tile have the distance start - begin + c, or SIZE less if they are not `is_near`.
     turned = (numbers[:, None] - numbers[None, :] + SIZE) % SIZE
     is_near = numbers[:, None] >= numbers[None, :]
     for begin in range(0, start + SIZE, SIZE):
@@ -468,7 +471,7 @@ def _backward(
     inputs = (q_THd, k_THd, v_THd, dread_THd, lse_HT, torch.empty_like(lse_HT))
     num_groups, num_buckets = (1, 0) if time_VG is None else (time_VG.shape[1], time_VG.shape[0])
     by_bucket = lse_HT.new_zeros(num_blocks, num_groups, num_buckets)
-    # Where a bias belongs to one head, the program of queries sums its gradient. Else the sum over heads comes first.
+    # If the only bias belongs to one head, the program of queries sums its gradient. Else heads are summed first.
     is_summed = time_VG is not None and position_P is None and num_groups == num_heads
     for of_queries in (True, False):
         constants = {"OF_QUERIES": of_queries, "BY_BUCKET": is_summed and of_queries}

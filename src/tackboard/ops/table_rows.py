@@ -36,10 +36,10 @@ def lookup(
     first_rows_K: torch.Tensor,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the vectors of items [M, D] as `dtype`, and the rows of the weight that were read [L].
+    """Returns the vectors of items [M, D] as `dtype`, and the numbers of the rows that were read [L].
 
-    Sub-table k begins at row `first_rows_K[k]` of the weight. The returned rows are int32 if the weight has fewer than
-    2^31 rows, else int64. int32 is preferred because it is sorted faster. Padding has row -1.
+    Sub-table k begins at row `first_rows_K[k]` of the weight. The row numbers are int32 if the weight has fewer than
+    2^31 rows, else int64. int32 is preferred because it is sorted faster. Padding has row number -1.
     """
     if weight_Rd.dtype not in STORAGES or dtype not in OUTPUTS:
         raise DataError(

@@ -1,11 +1,12 @@
 """Looks up rows and updates them with Triton kernels; `table_rows` states the contract.
 
-A lookup is one kernel: it adds the first row of the sub-table, gathers, converts and writes the concatenation. An
-update sorts the rows and starts two kernels. Each program of the first kernel owns a tile of TILE_ENTRIES sorted
-entries. It adds the gradients of each row in the tile. A row that lies within the tile is updated at once; the partial
-sum of a row that crosses an edge of the tile goes to scratch memory. The second kernel has one program per tile. If a
-row begins in the tile and ends in a later one, the program adds up the partial sums of the row and updates it. So a row
-that is repeated 10,000 times is added up by 313 programs, and every order of additions is fixed.
+A lookup is one kernel: it adds the number of the sub-table's first row, gathers the rows, converts them and writes the
+concatenation. An update sorts the looked-up rows, called entries, and starts two kernels. Each program of the first
+kernel owns a tile of TILE_ENTRIES entries. It adds the gradients of each row in the tile. A row that lies within the
+tile is updated at once; the partial sum of a row that crosses an edge of the tile goes to scratch memory. The second
+kernel has one program per tile. If a row begins in the tile and ends in a later one, the program adds up the partial
+sums of the row and updates it. So a row that is repeated 10,000 times is added up by 313 programs, and every order of
+additions is fixed.
 
 Decided: division and square root are rounded as on the CPU (`div_rn`, `sqrt_rn`), and rounding to half precision is
 `ops.stochastic_rounding` in integers. So a row that is looked up once gets the same bits on both devices, except for
@@ -192,7 +193,7 @@ def update_tiles_kernel(
         total_EC = tl.zeros([ENTRIES, COLUMNS], dtype=tl.float32)
         for repeat in range(longest):
             is_added_E = is_head_E & (repeat < count_E)
-            # A masked load here does not compile with Triton 3.6, so entries that are not added read the last place.
+            # A masked load here does not compile with Triton 3.6. So every entry reads a place, at most the last place.
             place_E = tl.load(order + tl.minimum(entry_E + repeat, num_entries - 1))
             total_EC += tl.load(
                 gradient + place_E[:, None] * WIDTH + column_C[None, :],

@@ -15,8 +15,8 @@ user. The base on Deskdrop is the recipe of that dataset, which has width 64 and
 request time. A small base shows the effect of a change at a tenth of the cost of the full recipe. `tackboard bench
 quality --study ablations` runs all recipes and compares the direction of each effect with the published direction. The
 two ladders (`ladder` and `reads`) have the size, learning rates, dropout and number of steps of the shipped recipe.
-Each of their recipes differs from the recipe before it in one respect (LADDER), and the last one is the shipped recipe
-without the request time.
+Each recipe of a ladder differs from the recipe before it in one respect (LADDER), and the last recipe is the shipped
+recipe without the request time.
 
 Decided: losses are added with weight 1, which is how we understand the publication. The length of the multi-token
 window (8 events) and the number of events that a downstream task reads (100) are our choices, because the publication
@@ -135,14 +135,14 @@ LADDER: dict[str, tuple[str, ...]] = {
     "maps": ("model.maps=mlp",),
 }
 """Respect in which a shipped recipe may differ from the publication → the published settings. A ladder takes the
-differences in this order. The publication does not give the size, rates and dropout, or how times and positions are
-read."""
+differences in this order. The publication does not give the size, the learning rates and the dropout, and does not say
+how times and positions are read."""
 
 
 def as_published(config: RunConfig, *respects: str) -> RunConfig:
     """Returns `config` with the published settings in some respects of LADDER, or in all respects by default.
 
-    The history that the future-token loss reads is half of the longest history.
+    The token of the future-token loss has read half as many events as the longest history has.
     """
     settings = [setting for respect in respects or LADDER for setting in LADDER[respect]]
     if "losses" in (respects or LADDER):
@@ -153,7 +153,7 @@ def as_published(config: RunConfig, *respects: str) -> RunConfig:
 def ladder(prefix: str, recipe: Callable[[], RunConfig]) -> dict[str, Callable[[], RunConfig]]:
     """Returns name → recipe: the published configuration, then the recipe after each further change towards `recipe`.
 
-    A respect in which the shipped recipe is as published makes no step.
+    If the shipped recipe is as published in some respect, this respect makes no step.
     """
     found: dict[str, Callable[[], RunConfig]] = {f"{prefix}-published": partial(_rung, f"{prefix}-published", recipe)}
     before = _rung(prefix, recipe)

@@ -1,4 +1,4 @@
-"""Recipes for PinFM on a stream of events that is made on the fly: at the published size, and small, for two cores.
+"""Recipes for PinFM on a stream of events that is made on the fly, at the published size and at a size for two cores.
 
 The publication has 8 tables of 80 million rows × 32. The stream has 200 million items, so rows are shared, as they are
 in production. Every part of the run scales with the arguments of `published_recipe`, so the small recipe tests the code

@@ -488,7 +488,7 @@ def _chart(
 ) -> Svg:
     body = "".join(parts)
     size = f' style="width: {width}px"' if natural_size else ""
-    # Ids must differ between the charts of one page, and must be the same in every run.
+    # Ids must differ between the charts of one page, and must be the same each time the page is made.
     name = "chart-" + hashlib.blake2b(f"{title}\0{description}\0{body}".encode(), digest_size=5).hexdigest()
     return Svg(
         f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}"{size} role="img" '

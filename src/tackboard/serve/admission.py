@@ -36,7 +36,7 @@ _SMOOTHING = 0.1
 _MOST_SURPRISE = 4.0
 """An observed cost counts as at most this multiple of the expected cost, so that one stall does not cause refusals."""
 _FILL = 0.75
-"""The estimated costs of a request and of the requests before it may take at most this share of the time until its
+"""The estimated costs of a request and of the requests ahead of it may take at most this share of the time until its
 deadline. The rest is for sending the answer, which the server cannot time, and for estimates that are too
 low."""
 
@@ -227,7 +227,7 @@ class Admission(Generic[Request, Result]):
         return len(left)
 
     def check_time(self, size: int, deadline_s: float) -> None:
-        """Refuses a request of this size now if `submit` would refuse it as too late. Then nobody reads its values."""
+        """Refuses a request of this size now if `submit` would refuse it as too late. Its values are then not read."""
         with self._changed:
             self._check_time(size, deadline_s, _due_by(deadline_s))
 

@@ -426,7 +426,7 @@ class BoundedConnection(HttpToolsProtocol):
 
 
 def address_of(client: tuple[str, int] | None) -> str:
-    """Returns the key of one client: its IPv4 address, or its IPv6 /64 network, because one host may own all of it."""
+    """Returns the key of one client: its IPv4 address, or its IPv6 /64 network, which may belong to one host."""
     if client is None or ":" not in client[0]:
         return client[0] if client else ""
     address = ipaddress.IPv6Address(client[0].partition("%")[0])

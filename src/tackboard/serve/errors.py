@@ -14,7 +14,7 @@ class RequestError(Exception):
     """Says why a request gets no scores. docs/serving.md lists each `status`; `message` is a sentence for the client.
 
     `retry_after_s` and `allow` become headers. `close` ends the connection after the answer. `reason` labels the metric
-    that counts refusals of a server that is full, late or draining.
+    that counts refusals because the server is full, late or draining.
     """
 
     def __init__(

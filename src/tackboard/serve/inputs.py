@@ -1,7 +1,7 @@
 """Derives the tensors that a model takes (names, datatypes, shapes) from its features, and reads tensors as columns.
 
     candidate_item [C], history_item [S]        always required
-    history_time_ms [S]                         always accepted; required if the features need it; it sorts events
+    history_time_ms [S]                         always accepted; required if the features need times; sorts the events
     history_action, history_surface [S]         if the features read them
     history_<field> [S], candidate_<attribute> [C], user_<attribute> [1], context_<name> [1]   if the features read them
     <name>_present                              for each tensor of the line above: false where a value is missing

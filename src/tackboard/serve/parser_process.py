@@ -3,7 +3,7 @@
     python -m tackboard.serve.parser_process FD        `ParserProcess` starts this; FD is its end of the socket
 
 Decided: one process, started with the server, reads one body at a time. So parsing takes at most one core and the
-memory of one body. An `Admission` decides which bodies may wait; another decides which requests may wait for the
+memory of one body. One `Admission` decides which bodies may wait; another one decides which requests may wait for the
 model. The process imports neither torch nor Arrow, ignores the signals that stop a server (the server drains first),
 and ends when the socket closes; the kernel closes the socket even if the server is killed. If the process dies or
 hangs, one request fails and the next request starts another process. Pickle is safe here: only the server and this

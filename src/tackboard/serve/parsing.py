@@ -90,7 +90,7 @@ class RequestParser:
         return self._read(opened)
 
     def timeout_hint_us(self, body: Body) -> int | None:
-        """Guesses, from a body's first and last bytes, which timeout it asks for; parsing gives the exact timeout."""
+        """Guesses a body's timeout from the body's first and last bytes. Parsing gives the exact timeout."""
         head, tail = bytes(body.chunks[0][:_CHEAP_JSON_BYTES]), b""
         if body.encoding:
             head = decompressed_start(head, body.encoding, _CHEAP_JSON_BYTES)

@@ -2,11 +2,11 @@
 
 Torch compiles a part of a model at its first call. It compiles the part again if a later call breaks an assumption, for
 example about a size. The call then takes seconds instead of milliseconds, and nothing says so. `CompilationWatch` takes
-a model with compiled parts, and says after each step what was compiled in it and why.
+a model with compiled parts. After each step it tells which parts torch compiled in this step, and why.
 
 Decided: the list of torch's own measurements is read (`torch._dynamo.utils.get_compilation_metrics`). Torch keeps this
-list anyway, so reading it costs nothing, and it has the reason of each compilation. torch's log of recompilations has
-the same reasons, but to switch it on changes what torch prints. The list is not a public interface of torch. If a
+list anyway, so reading it costs nothing. The list has the reason of each compilation. Torch's log of recompilations has
+the same reasons, but switching on this log changes what torch prints. The list is not a public interface of torch. If a
 version of torch lacks the list, the watch sees nothing, and training goes on. Compilations of the backward pass have no
 reason of their own: they follow the compilation of their forward pass.
 """
@@ -19,20 +19,20 @@ from typing import Any, NamedTuple
 from torch import nn
 
 LONGEST_REASON = 300
-"""Largest number of letters of a reason. Torch's reasons may name every parameter."""
+"""Largest number of characters of a reason. Torch's reasons may name every parameter."""
 
 
 class Compiled(NamedTuple):
     """A part that torch has compiled."""
 
     part: str
-    """The class and method of the part, or the function of torch that continues the part after a break."""
+    """The class and method of the part, or torch's function that continues the part after a graph break."""
     reason: str
     """The assumption that a call has broken, in torch's words."""
 
 
 class CompilationWatch:
-    """Remembers what it has seen already, beginning with everything that was compiled before the watch was made."""
+    """Remembers which compilations it has reported. Compilations that are older than the watch are never reported."""
 
     def __init__(self, model: nn.Module) -> None:
         self._parts: dict[tuple[str, int], str] = {}
@@ -60,7 +60,7 @@ class CompilationWatch:
 def _measurements() -> Sequence[Any]:
     """Returns torch's measurements of its newest compilations, the oldest first."""
     try:
-        # Imported only where something is compiled: it imports torch's compiler, which takes seconds.
+        # This import loads torch's compiler, which takes seconds. So it is here, and not at the top of the module.
         from torch._dynamo.utils import get_compilation_metrics
     except ImportError:
         return ()

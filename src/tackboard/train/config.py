@@ -55,11 +55,11 @@ class TrainingConfig:
     compiles on a GPU only. The first step then takes half a minute. Results of compiled parts differ in rounding, and
     dropout draws other numbers."""
     pad_shapes: str = "auto"
-    """Whether to pad batches to sizes that repeat from step to step: `on`, `off`, or `auto`, which pads if a model that
-    allows it is compiled on a GPU. Padding changes no result except rounding and the numbers that dropout draws."""
+    """Whether to pad batches to sizes that repeat from step to step: `on`, `off`, or `auto`, which pads if the model
+    can pad and is compiled on a GPU. Padding changes no result except rounding and the numbers that dropout draws."""
     cuda_graphs: str = "auto"
     """Whether to record a step of each shape as a CUDA graph and replay it: `on`, `off`, or `auto`, which replays if
-    batches are padded on a GPU and the model allows it. A replayed step has the same results in the same bits."""
+    batches are padded on a GPU and the model allows replay. A replayed step has the same results in the same bits."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "checkpoint_every", "validation_steps", "log_every"):
@@ -91,7 +91,7 @@ class StartConfig:
     empty, all parameters are random. `tackboard train --from` sets it."""
     prefix: str = ""
     """Only parameters whose names begin with this prefix get values from the other run. Use `pinfm.` if this model
-    contains the other run's model as `pinfm`. The other run must have all of them, under names without the prefix. If
+    contains the other run's model as `pinfm`. The other run must have all of these, under names without the prefix. If
     empty, the whole model gets values, or the one part of it that fits the other run, such as the `pinfm` of a ranker.
     """
 

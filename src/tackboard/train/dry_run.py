@@ -62,8 +62,8 @@ def estimate_run(
     num_dense = sum(sizes.values()) - num_table
     table_rows = sum(module.weight.shape[0] for module in table_modules(model).values())
     steps = steps or config.data.steps(source, config.model.tables, config.seed)
-    # Memory holds tables as they are stored, buffers, one Adagrad sum per row, and for each dense parameter the weight,
-    # the gradient and two AdamW moments.
+    # Memory holds the tables as they are stored, the buffers, and one Adagrad sum per row. For each dense parameter it
+    # holds the weight, the gradient and two AdamW moments.
     kept_bytes = sum(t.nbytes for name, t in model.state_dict().items() if name in tables or name not in sizes)
     memory = kept_bytes + 4 * table_rows + 16 * num_dense
     # The checkpoint of step 0 is the smallest: it has buffers and dense parameters, but no moments of AdamW.
@@ -130,7 +130,7 @@ def _check(model: nn.Module, config: RunConfig, source: SequenceSource, *, is_re
 
 
 def _table_bytes(module: HashedTables, num_items: int | None) -> int:
-    """Returns the largest stored size of a table and its sums. `num_items` is None if every row may be stored."""
+    """Returns the largest stored size of a table and its Adagrad sums. `num_items` is None if any row may be stored."""
     num_changed = num_rows = module.weight.shape[0]
     if num_items is not None:
         num_changed = module.num_hashes * min(module.num_rows, num_items)

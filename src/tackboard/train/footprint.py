@@ -1,7 +1,7 @@
 """Reports a trained model's bytes by part, the size of its checkpoint, and the share of table rows that have moved.
 
-A row counts as moved if row-wise Adagrad has added a gradient to its sum. The rows of items that no batch has read as
-an event or a negative still have their first values.
+A row counts as moved if its Adagrad sum (the running sum of squared gradients) is not 0. The rows of items that no
+batch has read as an event or a negative still have their first values.
 """
 
 from __future__ import annotations

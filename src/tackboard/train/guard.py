@@ -29,8 +29,8 @@ class GuardConfig:
     """The settings of the guard: when a step is bad, and the number of bad steps that are tolerated."""
 
     spike_factor: float = 20.0
-    """A dense gradient norm above this multiple of its running mean is a spike. After each spike in a row, the multiple
-    doubles, because a rise that stays is not a spike."""
+    """A dense gradient norm above this multiple of its running mean is a spike. Each spike doubles the
+    multiple until the next good step, because a rise that stays is not a spike."""
     settle_steps: int = 50
     """Number of good steps before the guard looks for spikes. Before that, the running mean is not reliable."""
     max_bad_steps: int = 5
@@ -46,7 +46,7 @@ class GuardConfig:
 
 
 class Verdict(NamedTuple):
-    """The judgement of one step, as scalars on the device."""
+    """The guard's verdict on one step, as scalars on the device."""
 
     loss: torch.Tensor
     norm: torch.Tensor

@@ -1,9 +1,9 @@
 """The optimisers: row-wise Adagrad updates tables, and AdamW updates dense parameters.
 
 A table's gradient touches few rows. A backward pass stores the ids of the looked-up rows and the gradients of these
-rows in the table object (`models.tables`). So no gradient of the size of the whole table is needed. After the dense
-gradient has been judged, the optimiser applies the stored gradients or drops them. Row-wise Adagrad keeps one number
-per row, the running sum of the mean squared gradient. So its state has only 1/dim of the table's size.
+rows in the table object (`models.tables`). So no gradient of the size of the whole table is needed. After the guard
+has judged the dense gradient, the optimiser applies the stored gradients or drops them. Row-wise Adagrad keeps one
+number per row, the running sum of the mean squared gradient. So its state has only 1/dim of the table's size.
 
 A half-precision table is updated in fp32 and rounded stochastically. The gap between two half-precision numbers is
 often wider than an update, and rounding to nearest would lose the update. The random bits are a function of (seed,
@@ -43,7 +43,7 @@ class OptimizerConfig:
     weight_decay: float = 0.01
     """AdamW's weight decay of dense matrices. Vectors, scalars and tables are not decayed."""
     warmup_steps: int = 50
-    """Number of first steps, in which both rates rise linearly to their peaks."""
+    """Number of steps at the beginning in which both rates rise linearly to their peaks."""
     final_share: float = 0.05
     """Share of the peak rate that remains at the end of the cosine schedule."""
     schedule_steps: int = 0
@@ -106,7 +106,7 @@ class RowWiseAdagrad:
 
     @torch.no_grad()
     def apply(self, keep: torch.Tensor) -> None:
-        """Moves the rows by all pending gradients if `keep` (bool, on the device) is true. Drops the gradients."""
+        """Moves the rows by all pending gradients if `keep` (bool, on the device) is true. Always drops them."""
         pending, gradient = list(self.table.pending), self.table.weight.grad
         # The gradients are dropped first, so that they cannot survive an error below and be applied twice.
         self.drop()
@@ -187,7 +187,7 @@ class Optimizers:
         self.applied = torch.zeros((), dtype=torch.int64, device=device)
         """Number of steps that moved parameters."""
         self.share = torch.zeros((), dtype=torch.float64, device=device)
-        """The share of the peak rate of the last step."""
+        """The share of the peak rate that the last step used."""
         tables = table_parameter_names(model)
         self.dense = {name: p for name, p in model.named_parameters() if name not in tables and p.requires_grad}
         shares = dict.fromkeys([1.0, *config.multipliers.values()])
@@ -201,7 +201,7 @@ class Optimizers:
             groups,
             lr=config.dense_learning_rate,
             betas=(0.9, 0.98),
-            # On a GPU one kernel updates all parameters. On a CPU a loop does, so that resumed runs keep their bits.
+            # On a GPU one kernel moves all parameters. On a CPU a loop moves them, so that resumed runs keep the bits.
             fused=all(p.is_cuda for p in self.dense.values()),
         )
 
@@ -245,7 +245,7 @@ class Optimizers:
         try:
             yield
         finally:
-            # Outside of this context, torch would warn that steps that could be recorded are not recorded.
+            # Outside of this context the flag must be off. Otherwise torch would warn of steps that are not recorded.
             for group in self.adamw.param_groups:
                 group["capturable"] = False
 

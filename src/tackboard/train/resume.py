@@ -23,7 +23,7 @@ def changed_settings(before: dict[str, Any], now: RunConfig) -> list[str]:
 
     `before` is the recorded config of a run, perhaps of an older version. It is read by today's classes, which put
     moved settings in their new place and give missing settings their defaults. The defaults are right, because older
-    versions behaved in that way.
+    versions behaved as today's defaults do.
     """
     wanted = config_to_json(now)
     # A config that today's classes cannot read is compared as it was recorded.
@@ -45,7 +45,7 @@ def _in_todays_words(before: dict[str, Any], wanted: dict[str, Any], now: RunCon
 
 
 def find_unfinished(runs: Path, config: RunConfig) -> tuple[RunDirectory | None, str]:
-    """Returns the newest unfinished run under `runs` with this config, or None, and a sentence about the result."""
+    """Returns (the newest unfinished run under `runs` with this config, or None; a sentence about the search)."""
     remove_leftovers(runs)
     passed_over = ""
     # A run's name begins with a digit. If the run was killed while its folder was made, the name begins with a dot.

@@ -2,13 +2,13 @@
 
 A checkpoint is made in two parts. First, everything that is to be written is copied. Training waits only for this copy.
 Then a thread writes, hashes, fsyncs and renames the files (`checkpoint.store`) while training goes on. Only one
-checkpoint is written at a time: the next checkpoint waits for it. If the thread fails, the next `save` or `wait` raises
-its error.
+checkpoint is written at a time: the next checkpoint waits until it is complete. If the thread fails, the next `save` or
+`wait` raises the thread's error.
 
-Two kinds of rows of a table are written: rows whose Adagrad sum is not 0, because the optimiser moves no other row, and
-rows that differed from the fresh rows (the random initial rows, which a key determines) when the run began. They differ
-if the run began with the rows of another run. Decided: the table is not compared with its fresh rows again at each
-checkpoint, because that would take longer than the copy.
+A row of a table is fresh if it has its random initial values, which a key determines. Two kinds of rows are written:
+rows whose Adagrad sum is not 0, and rows that were not fresh when the run began. The optimiser moves only rows of the
+first kind. Rows of the second kind exist if the run began with the rows of another run. Decided: the table is not
+compared with its fresh rows at each checkpoint, because the comparison would take longer than the copy.
 
 Before anything is copied or written, the free disk space and memory are compared with what the checkpoint needs.
 """
@@ -53,7 +53,8 @@ class Saver:
         self.tables = {f"{name}.weight".removeprefix("."): module for name, module in table_modules(model).items()}
         """Tables by the names of their parameters."""
         self._given: dict[str, torch.Tensor] = {}
-        """Flags of a table's rows that were not fresh when the run began or was loaded; no entry if all were fresh."""
+        """Table → a flag per row, which is set if the row was not fresh when the run began or was loaded. A table whose
+        rows were all fresh has no entry."""
         self._whole: set[str] = set()
         """Tables that are always written whole."""
         self._background = Background()

@@ -9,12 +9,12 @@ copies a batch into the graph's own tensors and starts all kernels with one call
     second step of a shape     recorded, then replayed
     later steps                replayed
 
-A replayed step computes with the same kernels, and so in the same bits, as a step that runs as usual. Dropout is a
-function of the generator's seed, which the caller sets before each step. Numbers that differ from step to step must be
-in tensors. So only models that declare this (`can_replay`) are replayed, and only with batches padded to sizes that
-repeat.
+A replayed step uses the same kernels as a step that runs as usual, so both give the same bits. Dropout is a function
+of the generator's seed, which the caller sets before each step. Numbers that differ from step to step must be in
+tensors. Models declare that they keep this rule (`can_replay`), and only such models are replayed. Their batches must
+be padded to sizes that repeat.
 
-Decided: all graphs share one pool of memory, so they need the memory of the largest step and not of all. If torch
+Decided: all graphs share one pool of memory, so they need the memory of the largest step, not of all steps. If torch
 refuses to record a step, the run goes on without graphs and says so once.
 """
 
@@ -87,7 +87,7 @@ class StepReplay:
         own = batch.cloned()
         graph = torch.cuda.CUDAGraph()
         try:
-            # Other threads copy batches and checkpoints meanwhile, which a recording of all threads would forbid.
+            # Other threads copy batches and checkpoints meanwhile. A recording in the default mode would forbid this.
             with self._recording(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 outcome = self._compute(own)
         except RuntimeError as error:

@@ -1,10 +1,10 @@
 """The training loop: it takes a config, a run directory and a source of data, and writes checkpoints and metrics.
 
 The trainer gives each batch to `model.loss` without knowing what the batch contains; only the data config and the model
-know this. A step reads the batch of a numbered data step and computes the loss and the gradients. The guard judges both
+know this. A step reads the batch of a numbered data step and computes the loss and the gradients. The guard checks both
 on the device. The optimisers then move all parameters, or none if the step is bad (guard.py). On a GPU the host does
 not wait for the verdict: it reads the verdicts of several steps together when a step is logged, judged or saved. A
-checkpoint stores step, next data step, parameters, buffers, the states of optimisers and guard, and the judgements.
+checkpoint stores the step, the next data step, parameters, buffers, states of optimisers and guard, and judgements.
 Nothing else is needed, because the seed and the data step determine the order of the data and dropout. So a killed and
 resumed run ends in the same bits. A judgement (the loss on held-out users) is made before the checkpoint of its step.
 The checkpoint stores the judgement, so no judgement is lost or made twice.
@@ -54,7 +54,7 @@ from tackboard.train.validation import Validation, mean_loss
 ORDER_VERSION = 2
 """Version of the order of data. Version 1 had no windows, so 1 and 2 differ only for datasets of several windows."""
 WARM_UP_STEPS = 10
-"""Number of steps of a process in which parts of the model may be compiled without a message."""
+"""During this many first steps of a process, parts of the model may be compiled without a message."""
 
 
 class _StopNow(BaseException):
@@ -88,7 +88,7 @@ class Trainer:
             keep_freed_memory()
         precision = config.training.precision
         self.is_half = precision == "bf16" or (precision == "auto" and self.device.type == "cuda")
-        # Beside a GPU, tensors on the CPU are small: starting more threads for them would take longer than their work.
+        # Beside a GPU, tensors on the CPU are small. To start more threads would take longer than the work on them.
         self.num_threads = config.training.num_threads or (usable_cores() if self.device.type == "cpu" else 1)
         torch.set_num_threads(self.num_threads)
         torch.use_deterministic_algorithms(self.device.type == "cpu")
@@ -266,7 +266,7 @@ class Trainer:
         return self._settle() if self.reads_every_step or self._is_boundary() else True
 
     def _compute(self, batch: Batch) -> tuple[torch.Tensor, Mapping[str, float | torch.Tensor]]:
-        """Computes the loss and its gradients, judges both and moves parameters. Returns the verdict and metrics."""
+        """Computes loss and gradients, lets the guard check both and moves parameters. Returns verdict and metrics."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_half):
             output = self.model.loss(batch)
         output.loss.backward()
@@ -294,7 +294,7 @@ class Trainer:
         return prepare(batch, generator, pad=True) if self.pads else prepare(batch, generator)
 
     def _is_boundary(self) -> bool:
-        """Returns whether this step is logged, judged or saved. Before that, the host must know the verdicts."""
+        """Returns whether this step is logged, judged or saved. If so, the host must read the verdicts first."""
         training = self.config.training
         intervals = (training.log_every, training.checkpoint_every, training.validate_every or training.steps)
         return self.step == training.steps or any(self.step % interval == 0 for interval in intervals)
@@ -323,13 +323,13 @@ class Trainer:
             say(f"warning: {reason} at step {step}: skipping data step {data_step}")
             self.guard.skip(data_step, reason)
         if bad and self.has_state_beyond_parameters:
-            self._roll_back()  # The forward pass may have changed this state already.
+            self._roll_back()  # The forward pass of the bad step may have changed this state.
         elif self.step % self.config.training.log_every == 0 or self.step == self.config.training.steps:
             self._log(is_new=bool(verdicts[-1][3]))
         return not bad
 
     def _log(self, *, is_new: bool) -> None:
-        """Writes a line of metrics if `is_new`. It is False after a bad step: the last good step is logged already."""
+        """Writes a line of metrics if `is_new`. After a bad step `is_new` is False, because the line exists already."""
         if not is_new:
             return
         now = time.perf_counter()
@@ -360,7 +360,7 @@ class Trainer:
         checkpoint = self.store.find_latest(self._verified)
         self._verified = None  # Mapped files take disk space, even after removal, while an object refers to them.
         if checkpoint is None:
-            self.run.cut_metrics_after(self.step)  # Old metrics exist if every checkpoint was damaged.
+            self.run.cut_metrics_after(self.step)  # If every checkpoint was damaged, old metrics exist.
             self.started_from = take_parameters(self.model, self.config, self.source)
             self.saver.begin()
             self.run.log_event(
@@ -458,7 +458,7 @@ def choose_device(name: str, setting: str = "training.device", fix: str = "--set
     """Returns the device of this name; `auto` means a GPU if torch sees one.
 
     Raises UsageError if the name is that of a GPU that torch does not see. `setting` and `fix` tell where the name came
-    from and how to give another.
+    from and how to give another name.
     """
     if name == "auto":
         is_there = torch.cuda.is_available()
@@ -507,7 +507,7 @@ def shall_pad(wanted: str, model: Any, device: torch.device, *, is_compiled: boo
 
 
 def shall_replay(wanted: str, model: Any, device: torch.device, *, pads: bool) -> bool:
-    """Returns whether to replay steps as CUDA graphs. Raises UsageError if `wanted` is `on` but it is impossible."""
+    """Says whether to replay steps as CUDA graphs. Raises UsageError if `wanted` is `on` and replay is impossible."""
     can_replay = pads and device.type == "cuda" and bool(getattr(model, "can_replay", False))
     if wanted == "on" and not can_replay:
         raise UsageError(

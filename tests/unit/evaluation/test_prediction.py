@@ -33,6 +33,8 @@ from tackboard.train.start import open_source
 from tackboard.train.trainer import Trainer
 
 Config = Callable[..., RunConfig]
+SCORES = ["score", "score_click"]
+"""The score of the ranker, and of its only head."""
 
 
 @pytest.fixture(scope="module")
@@ -75,13 +77,13 @@ def test_rows_are_the_candidates_in_the_order_of_the_requests(
 ) -> None:
     result = write(dataset, scorer, bundle, tmp_path / "out")
     rows, requests = rows_of(tmp_path / "out"), read_requests(dataset)
-    assert rows.column_names == ["request", "user_id", "time_ms", "item_id", "position", "score"]
+    assert rows.column_names == ["request", "user_id", "time_ms", "item_id", "position", *SCORES]
     flat = [
         {name: row[name] for name in ("request", "user_id", "time_ms")} | {"item_id": item, "position": position}
         for row in requests.to_pylist()
         for item, position in zip(row["item_id"], row["position"], strict=True)
     ]
-    assert rows.drop_columns(["score"]).to_pylist() == flat
+    assert rows.drop_columns(SCORES).to_pylist() == flat
     assert rows.schema.field("request").type == requests.schema.field("request").type
     assert (result["num_requests"], result["num_candidates"]) == (requests.num_rows, len(flat))
     assert result["num_parts"] == dataset.layout.num_buckets > 3
@@ -137,9 +139,11 @@ def test_every_head_has_a_column(
     dataset: Dataset, scorer: Scorer, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def heads(batch: RequestBatch) -> dict[str, torch.Tensor]:
-        return {"save": batch.request_ms[batch.request_of].float(), "click": -scorer.model.scores(batch)}
+        return {"save": batch.request_ms[batch.request_of].float(), "click": -own(batch)["click"]}
 
-    monkeypatch.setattr(scorer.model, "scores_by_action", heads, raising=False)
+    own = scorer.model.scores_by_action
+    monkeypatch.setattr(scorer.model, "scores_by_action", heads)
+    monkeypatch.setattr(scorer.model, "score_of_actions", lambda by_action: -by_action["click"])
     write(dataset, scorer, bundle, tmp_path / "out")
     rows = rows_of(tmp_path / "out")
     assert rows.column_names[-3:] == ["score", "score_save", "score_click"]
@@ -155,7 +159,8 @@ def test_batches_of_any_size_give_the_same_rows(
         monkeypatch.setattr(prediction, "TOKENS_AT_ONCE", tokens)
         write(dataset, scorer, bundle, tmp_path / str(tokens))
         one, other = rows_of(tmp_path / "whole"), rows_of(tmp_path / str(tokens))
-        assert one.drop_columns(["score"]).equals(other.drop_columns(["score"]))
+        assert one.drop_columns(SCORES).equals(other.drop_columns(SCORES))
+        assert one["score"].equals(one["score_click"])
         assert one["score"].to_pylist() == pytest.approx(other["score"].to_pylist(), rel=1e-5, abs=1e-6)
 
 
@@ -252,7 +257,9 @@ def test_a_dataset_without_labels_is_refused(scorer: Scorer, tiny_config: Config
 def test_scores_that_are_not_finite_are_no_predictions(
     dataset: Dataset, scorer: Scorer, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scorer.model, "scores", lambda batch: torch.full((batch.num_candidates,), torch.nan))
+    monkeypatch.setattr(
+        scorer.model, "score_of_actions", lambda by_action: torch.full_like(by_action["click"], torch.nan)
+    )
     with pytest.raises(TackboardError, match="one finite score for each candidate"):
         write(dataset, scorer, bundle, tmp_path / "out")
     assert not list((tmp_path / "out" / "scores").iterdir())

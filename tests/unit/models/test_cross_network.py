@@ -7,6 +7,7 @@ import torch
 from tackboard.models.cross_network import CrossNetwork
 
 
+@torch.no_grad()
 def test_each_layer_multiplies_the_input_once_more() -> None:
     torch.manual_seed(0)
     network, x = CrossNetwork(3, 2), torch.randn(4, 3)

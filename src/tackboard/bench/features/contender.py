@@ -4,8 +4,9 @@
 
 The arguments are the name of a contender, a part (`batch`, `online` or `unprepared`), a folder with the tables of
 `data.py`, and the number of measurements. The process writes the contender's values as Arrow files into the folder. The
-last line of its output is one JSON object with the times. Decided: each contender, including Tackboard, runs in
-its own process and takes several turns, so that no contender inherits the caches or threads of another contender.
+last line of its output is one JSON object with the times. Each contender takes several turns. Decided: every turn,
+including Tackboard's, is a process of its own, so that no contender inherits the caches or threads of another
+contender.
 
 In the part `online`, features that depend only on an item may be computed before the timing begins. In the part
 `unprepared`, each request carries the attributes of its items, already looked up. The history of an online request

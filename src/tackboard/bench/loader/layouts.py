@@ -2,7 +2,7 @@
 
 In a dataset with labelled requests, an example consists of a candidate, its labels, and the last N events of the user
 that were received before the request. This module writes the examples in four layouts and reads them back. If all
-values are unchanged, it returns the sizes of the files:
+values are unchanged, it returns the sizes of the files. The layouts are:
 
     flat, shuffled     one row per candidate, with its history, in random order; this is the usual layout
     flat, sorted       the same rows sorted by user and request, so that the codec finds equal histories side by side

@@ -79,7 +79,8 @@ WITH_WORKERS = (OURS, "arrow")
 WATCHED = (OURS, "arrow", "hugging_face", "ray")
 """Contenders whose memory is measured."""
 LARGE_EVENTS = 5_000_000
-"""Above this number of events, SLOWEST and the check are left out; the check would keep all events in memory."""
+"""Above this number of events, the contender SLOWEST and the check are left out. The check would keep all events in
+memory."""
 SLOWEST = "hugging_face_torch"
 SHOWN_SETTINGS = ("max_length", "tokens_per_step", "window_buckets", "num_hashes", "positive_actions")
 MIB = 2**20
@@ -93,7 +94,7 @@ class LoaderSizes:
     """The sizes of the data and the number of measurements."""
 
     num_events: int = 1_040_000
-    """This number is enough for two windows of 8 buckets. The larger dataset has twenty windows."""
+    """Number of events; enough for two windows of 8 buckets. The larger dataset has twenty windows."""
     num_items: int = 100_000
     mean_length: int = 80
     """Mean number of events of a user."""
@@ -176,7 +177,7 @@ class Runner:
         self._rivals_python = rivals_python
 
     def run(self, entry: Entry, tasks: str, *, watch: bool = False) -> dict[str, Any]:
-        """Returns the answer of a contender's process, or the reason of its failure. `watch` adds `peak_bytes`."""
+        """Returns the answer of a contender's process, or the reason why it failed. `watch` adds `peak_bytes`."""
         python = sys.executable if entry.module == OURS else str(self._rivals_python)
         command = [python, "-m", "tackboard.bench.loader.contender", entry.module, entry.variant]
         quiet = {"HF_DATASETS_OFFLINE": "1", "RAY_DEDUP_LOGS": "0"}

@@ -3,9 +3,9 @@
 The module takes a trainer and returns milliseconds per step of each part. An operation of the forward pass belongs to
 the part of the model that called it. An operation of the backward pass computes the gradient of a forward operation,
 and belongs to the same part; torch's profiler gives both operations the same sequence number. On a GPU, the times of
-kernels are added up; on a CPU, the times of the main thread are. Decided: parts are found by hooks on the modules of
-PinFM and by the names of operations (matrix products, attention), so the profile stays correct when operations are
-replaced. All work of `model.loss` outside of tables, projections and backbone belongs to the loss.
+kernels are added up. On a CPU, the times of the operations on the main thread are added up. Decided: parts are found by
+hooks on the modules of PinFM and by the names of operations (matrix products, attention), so the profile stays correct
+when operations are replaced. All work of `model.loss` outside of tables, projections and backbone belongs to the loss.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def add_up(events: Iterable[Any], *, is_gpu: bool) -> dict[str, float]:
 
 
 def kernels_us(events: Iterable[Any]) -> float:
-    """Returns the microseconds of all kernels of a GPU. Copies of the next batch run meanwhile and do not count."""
+    """Returns the microseconds of all kernels of a GPU. Copies of the next batch run beside them and do not count."""
     kernels = [event for event in events if _is_of_gpu(event) and not event.name.startswith((MARK, "Memcpy HtoD"))]
     return float(sum(event.time_range.elapsed_us() for event in kernels if not event.is_user_annotation))
 

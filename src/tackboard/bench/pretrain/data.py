@@ -46,7 +46,8 @@ def sized(
     compiled: str = "off",
     storage: str = "fp32",
 ) -> RunConfig:
-    """Returns a run of a PinFM. `tables` holds the number of sub-tables, their rows, and the width of a row."""
+    """Returns a run of a PinFM. `tables` holds the number of sub-tables, the number of rows of each, and the width of a
+    row."""
     num_hashes, num_rows, dim = tables
     return RunConfig(
         name="bench-pretrain",

@@ -198,7 +198,7 @@ def floor_items(model: nn.Module, counts: Counts, *, number_bytes: int, device_t
 
 
 def model_flops(items: Sequence[FloorItem]) -> int:
-    """Returns the FLOP that MFU counts: backbone and projections, without the recomputed product of attention."""
+    """Returns the FLOP that MFU counts: backbone and projections, but not the recomputed product of attention."""
     found = {item.name: item.total_flops for item in items}
     return found["backbone products"] + found["projections"] + found["attention"] * 6 // 7
 

@@ -47,8 +47,8 @@ class Rung:
 def replaced(place: str, value: Any) -> Off:
     """Returns a switch that puts `value` at `place`. A place has the form "module:name" or "module:Class.name".
 
-    If `value` is itself a string of such a form, the switch puts the object that the string names at `place`. The
-    modules are imported when the switch is used.
+    `value` may also be a string that names the place of another object. The switch then puts that object at `place`.
+    The modules are imported when the switch is used.
     """
 
     @contextmanager

@@ -53,7 +53,8 @@ class TimedTrainer(Trainer):
         """Loss of the first step of training."""
         self.figures: dict[str, float] = {}
         self.tokens_read = 0
-        """Tokens of all steps. `num_tokens` lags behind: it covers only steps whose verdict the trainer has read."""
+        """Tokens of all steps. `num_tokens` lags behind: the trainer counts a step once it knows that the step was
+        good."""
 
     def save(self) -> None:
         """Writes nothing, see the module's docstring."""

@@ -1,7 +1,7 @@
 """Writes the first batches and the initial parameters of the model, for the rival that the bench compares with us.
 
 The module takes a config and a source of data, and writes one safetensors file. A rival reads the file before its clock
-starts. The module also returns our loss of the first batch. The bench reports the rival's times only if the rival has
+starts. The module also returns our loss on the first batch. The bench reports the rival's times only if the rival has
 the same loss. Decided: if the tables have more than LARGEST_BYTES, all parameters are left out, because a file of large
 tables would take longer to write than everything else. The rival then starts from random parameters, and its loss is
 not compared.

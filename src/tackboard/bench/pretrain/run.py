@@ -198,7 +198,7 @@ def ladder_figures(runs: Mapping[str, Sequence[Mapping[str, float]]], rungs: Seq
     first = next(iter(runs))
     expected = runs[first][0]["last_loss"]
     for name, turns in runs.items():
-        # Every rung between the first measurement and this one may have changed the loss by its tolerance.
+        # The largest tolerance of the rungs between the first measurement and this measurement counts.
         allowed = max([rung.tolerance for rung in rungs[order.index(first) : order.index(name)]], default=0.0)
         for turn in turns:
             if not abs(turn["last_loss"] - expected) <= allowed * abs(expected) + 1e-6:

@@ -1,8 +1,8 @@
 """Measures how long lookup, backward pass and row-wise update of tables take in our code, plain PyTorch and FBGEMM.
 
 The input is the size of the tables, the number of items of a step, and a device. The output is milliseconds per step.
-These contenders all begin with the same rows and get the same gradients. The rows of a contender are compared with ours
-after its first step, before its steps are timed. FBGEMM takes part on a GPU if it is installed. Plain PyTorch (a sparse
+All contenders begin with the same rows and get the same gradients. The rows of a contender are compared with ours after
+its first step, before its steps are timed. FBGEMM takes part on a GPU if it is installed. Plain PyTorch (a sparse
 gradient that is coalesced) takes part with fp32 tables only, because it has no stochastic rounding.
 
 The output also has a floor: the time to move the bytes that no implementation can avoid, in sectors of 32 bytes. The
@@ -72,7 +72,7 @@ class TableSpeedConfig:
 
 
 def measure_tables(config: TableSpeedConfig, device: torch.device) -> dict[str, Any]:
-    """Returns milliseconds of one step by contender, the floor, and each contender's share of the floor."""
+    """Returns milliseconds of one step by contender, the floor, and the floor divided by the time of each contender."""
     generator = torch.Generator(device=device).manual_seed(1)
     shape = (config.num_items, config.num_tables)
     batches = [

@@ -220,7 +220,7 @@ def ablations(context: StudyContext) -> StudyPlan:
         if question.name == "positives" and question in chosen:
             stage, protocol = "ablation-positives", _saves_protocol(context, place)
         for variant in question.variants:
-            # Also for other questions: a shared recipe has the same cell, whichever questions are chosen.
+            # Questions that are not chosen get methods too, so that a shared recipe is always the same cell.
             method = _method(question, variant, place, methods)
             if question not in chosen:
                 continue

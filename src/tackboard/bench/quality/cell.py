@@ -154,8 +154,8 @@ class Judge:
         return np.array(rows, dtype=np.bool_)
 
     def gaps(self) -> NDArray[np.int64]:
-        """Returns for each user the whole seconds from the event before to the held-out event; -1 without an event
-        before.
+        """Returns for each user the whole seconds between the held-out event and the event before it; -1 if there is no
+        event before it.
 
         The gap is 0 if both events carry the same second. A tie rule adds milliseconds to times (data.py), so only
         whole seconds are compared.
@@ -314,7 +314,7 @@ STAGES = {
 
 
 class Fit:
-    """A run that is judged at its checkpoints. The ranks of each judged step are kept in the run directory."""
+    """A training run that is judged at its checkpoints. The ranks of each judged step are kept in the run directory."""
 
     def __init__(self, work: Work, cell: Cell, config: RunConfig, machine: Machine) -> None:
         """Opens or creates the run of the cell, without training."""

@@ -1,4 +1,4 @@
-"""Shows how well methods rank for short and long gaps. A gap is the time between the held-out event and the one before.
+"""Shows how well methods rank for short and long gaps. A gap is the time from the previous to the held-out event.
 
 A method that reads the request's time knows the gap. If both events carry the same second, no request can have come
 between them, so the gap tells such a method something that no server would know. So the leading figure of such methods

@@ -1,8 +1,8 @@
 """Keeps the ranks behind a published table in one small file, from which the table can be made again.
 
 The input is a finished study: the description of each cell, the numbers of its result, and its arrays with one entry
-per ranked user. The output is a file `…_ranks.npz` beside the published table. It needs neither the dataset nor a GPU
-to be read. NumPy opens it (`numpy.load(file, allow_pickle=False)`):
+per ranked user. The output is a file `…_ranks.npz` beside the published table. Reading the file needs neither the
+dataset nor a GPU. NumPy opens the file (`numpy.load(file, allow_pickle=False)`):
 
     study           JSON as bytes: `kind`, `format_version`, the options and facts of the study (`options`, `result`),
                     and `cells`: for each cell its description (method, seed, tie rule, stage), its numbers, and

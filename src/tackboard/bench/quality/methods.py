@@ -20,7 +20,8 @@ There are four kinds of rivals:
 
 `pinfm-INPUTS` is the recipe that we ship for the dataset. `pinfm-published-INPUTS` is the published configuration, with
 the size of that recipe, because the publication does not give a size. Settings are chosen on the validation event,
-never on the test event. tuned.py has the chosen settings of rivals, and the number of tries of each method.
+never on the test event. tuned.py has the chosen settings of rivals, and the number of tries (fits that served to choose
+settings) of each method.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class Method:
     inputs: str
     is_ours: bool = False
     is_published: bool = False
-    """If true, the method has published settings, and nothing of it is tuned."""
+    """If true, the method has published settings, and none of them is tuned."""
     build: Callable[[MethodContext], RunConfig] | None = None
     """Builds the config of the run; None if the method fits nothing."""
 
@@ -151,7 +152,7 @@ def config_of(
 ) -> RunConfig:
     """Returns the config of a method's run. The override `a.b=c` is for all methods, `METHOD:a.b=c` for one method.
 
-    The settings of tuned.py are applied first, except with --quick, then the settings `tried`, then the overrides.
+    First come the settings of tuned.py (not with --quick), then the settings `tried`, then the overrides.
     """
     if method.build is None:
         raise UsageError(f"{method.name} fits nothing and has no settings")

@@ -79,7 +79,7 @@ def measure(
 def recompute(path: Path) -> dict[str, Any]:
     """Returns the result of a study with the table that its kept ranks give. Nothing is trained and no data is read.
 
-    Raises DataError if this version plans the study without a method or tie rule that the file holds.
+    Raises DataError if the file holds a cell that this version does not plan for the study.
     """
     kept = read_kept(path)
     given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in kept.options.items()}

@@ -408,7 +408,7 @@ def _names(cell: Cell) -> list[str]:
 
 
 def _named(context: StudyContext, result: Result) -> list[str]:
-    """Returns the cells of the columns NAMED."""
+    """Returns the text in the columns NAMED."""
     title, reads, ties = _names(result.cell)
     return [
         title,
@@ -471,7 +471,8 @@ def _curves(results: Sequence[Result], event: str) -> list[dict[str, Any]]:
 def _dots(context: StudyContext, results: Sequence[Result], kind: str) -> list[dict[str, Any]]:
     """Returns a chart of HR@10 with a row for each method and a dot for each result.
 
-    If there are results under random ties and published figures, the chart shows these results and marks the figures.
+    If figures are published and there are results under random ties, the chart shows only the results under random ties
+    and marks the published figures.
     """
     known = published_for(context)
     random = [result for result in results if result.cell.ties == PUBLISHED_TIES] if known else []

@@ -8,7 +8,7 @@ recipes/public.py.
 
 `tackboard bench quality --study tune` prints the entry of a family when its tries are finished. The numbers below were
 counted from the rows of the tables in docs/log.md, in the sections of the given dates. The log of the first sweep on
-ml-1m also mentions fits of 620 steps (two table rates, a multi-token weight). These are not counted.
+ml-1m also mentions fits of 620 steps (two table rates, a multi-token weight). These fits are not counted.
 """
 
 from __future__ import annotations

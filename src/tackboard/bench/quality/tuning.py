@@ -53,7 +53,7 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
 """Kind of method → setting → values. The number of steps is a multiple of the number in PinFM's recipe. Only PinFM has
 hashed tables with a rate of their own."""
 LARGE = {DROPOUT: (0.0, 0.1, 0.2, 0.3), STEPS: (1.0, 2.0, 3.0)}
-"""The values that replace those of GRIDS if the catalogue is large. Training reads such a log only a few times, so
+"""The values that replace those of GRIDS if the catalogue is large. Training reads a large log only a few times, so
 there is less to gain from dropout and more from steps."""
 COLUMNS = {RATE: "rate", TABLE_RATE: "table rate", DECAY: "decay", DROPOUT: "dropout", STEPS: "steps planned"}
 
@@ -173,7 +173,7 @@ def _protocol(context: StudyContext) -> str:
 
 
 def _best(found: Sequence[tuple[Try, Result]]) -> Try | None:
-    """Returns the try with the best figure, or the earliest of several; None if all tries diverged."""
+    """Returns the try with the best figure, or the earliest of several equal tries; None if all diverged."""
     fits = [(one, result) for one, result in found if "metrics" in result.values]
     return max(fits, key=lambda pair: pair[1].values["metrics"][CHOOSE_BY])[0] if fits else None
 
@@ -207,7 +207,7 @@ def _choice_row(grid: Grid, found: Sequence[tuple[Try, Result]], num_tries: int,
 
 
 def edges_of(grid: Grid, point: Mapping[str, float]) -> list[str]:
-    """Returns the settings whose value is at an end of the grid, except 0. A better value may lie beyond the grid."""
+    """Returns the settings whose value is at an end of the grid and not 0. A better value may lie beyond the grid."""
     return [name for name, value in point.items() if value and value in (min(grid[name]), max(grid[name]))]
 
 

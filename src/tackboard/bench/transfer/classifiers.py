@@ -21,7 +21,7 @@ Numbers = NDArray[np.float64]
 Labels = NDArray[np.bool_]
 NUM_BINS = 64
 LEAST_SHARE = 1e-6
-"""The smallest and, counted from 1, the largest mean label. It keeps log odds finite if all labels are the same."""
+"""Mean labels are kept between this share and 1 minus this share, so that log odds are finite."""
 
 
 def first_log_odds(labels: Labels) -> float:
@@ -132,7 +132,8 @@ class BoostedTrees:
     def fit(
         cls, rows: Numbers, labels: Labels, validation: tuple[Numbers, Labels], settings: TreeSettings
     ) -> BoostedTrees:
-        """Grows trees until the log-loss on the rows and labels `validation` stops falling; keeps the best number."""
+        """Grows trees until the log-loss on `validation` (rows, labels) stops falling, and keeps the best number of
+        trees."""
         edges = [bin_edges(column) for column in rows.T]
         binned, held_out = binned_rows(rows, edges), binned_rows(validation[0], edges)
         base = first_log_odds(labels)

@@ -6,9 +6,9 @@
     boosted trees        on the same numbers
 
 Baselines get what the arms get (fit.py): the same examples to learn from, the same validation users to choose settings
-and the number of trees by log-loss, and one test. The counts of an item come from the events that pretraining reads.
-A task without repeats has no bit `previous event`, so it has no such row. The results hold draws of test users for AUC,
-paired with those of the arms.
+and the number of trees by log-loss, and one test. The counts of an item come from the events that pretraining reads. In
+a task without repeats, no example has the item of the previous event, so the baseline `previous event` is left out. The
+results also hold the AUC of each random draw of test users; the draws are the same as for the arms.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def fit_means(known: Known) -> Fitted:
 
 
 def fit_previous(known: Known) -> Fitted:
-    """Returns the prediction from one bit: whether the item is that of the event before."""
+    """Returns the prediction from one bit: whether the item is the item of the event before."""
     mean = float(known.train.labels.mean())
     bits = known.train_rows[:, SAME_AS_BEFORE].astype(np.int64)
 

@@ -69,8 +69,8 @@ TASKS = {
     "ml-1m": (Task("will the rating be 4 or 5?", ("rating_4", "rating_5")),),
     "deskdrop": (dataclasses.replace(_MORE_THAN_A_VIEW, only_new=True), _MORE_THAN_A_VIEW),
 }
-"""Dataset → tasks on this dataset. Models are trained for the first task; baselines answer all tasks. With repeats, the
-task on Deskdrop is nearly one bit: whether the item is the item of the event before."""
+"""Dataset → tasks on this dataset. Models are trained for the first task; baselines answer all tasks. With repeats, one
+bit nearly answers the task on Deskdrop: whether the item is the item of the event before."""
 
 
 # ---- datasets made from a dataset ----

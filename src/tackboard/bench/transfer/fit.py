@@ -7,9 +7,9 @@ arms differ only in the initial parameters of the model and in the learning rate
     frozen       the pretrained model does not change; only the head is trained
     scratch      the model begins with random parameters and is trained at the head's learning rates
 
-Every arm tries the same settings: each learning rate of the head with each regularisation, which is a dropout and a
-weight decay. Each setting has a separate run in the run folder of the cell. All runs are judged on the validation users
-at the same steps. A run stops after a fixed number of judgements without improvement, so an arm that needs longer may
+Every arm tries the same settings: each learning rate of the head with each regularisation (a dropout and a weight
+decay). Each setting has a separate run in the run folder of the cell. All runs are judged on the validation users at
+the same steps. A run stops after a fixed number of judgements without improvement, so an arm that needs longer may
 train longer. The best run is tested once, at its best step. If a cell is killed, the next call continues its runs.
 Pretrained arms begin from the checkpoint that the pretraining cell has saved.
 """
@@ -283,6 +283,7 @@ def fit_arm(
 
 def judged(answers: ScoredCandidates) -> tuple[dict[str, float], dict[str, NDArray[Any]]]:
     """Returns metrics on the test examples, and arrays of the same metrics for random draws of test users, by name."""
+    answers = answers.judged(YES)
     logits, labels = answers.scores, answers.labels[YES] == 1
     users = np.unique(answers.users, return_inverse=True)[1].astype(np.int64)
     losses, within = log_losses(logits, labels), auc_of_users(logits, labels, users)

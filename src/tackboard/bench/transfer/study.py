@@ -2,12 +2,12 @@
 
 The study takes a dataset with a task (data.py) and compares three arms, which train the same model on the same examples
 of the task: pretrained and fine-tuned, pretrained and frozen, and from scratch. It also fits baselines that read counts
-instead of sequences (count_baselines.py) on the same examples, and compares each arm with the strongest baseline: the
-one with the highest AUC on test users, which favours the baselines. Readers who choose an arm know how many examples
-they have, so the table shows results for a tenth, a third and all of the examples. In `transfer`, the head of the model
-reads the model's outputs. In `transfer-hidden`, the head also reads the hidden vectors from which the outputs are
-computed. `transfer-baselines` fits the baselines alone, on all tasks of the dataset, and needs no GPU. We publish the
-results, whatever they are.
+instead of sequences (count_baselines.py) on the same examples, and compares each arm with the strongest baseline. The
+strongest baseline is the baseline with the highest AUC on test users; this choice favours the baselines. Readers who
+choose an arm know how many examples they have, so the table shows results for a tenth, a third and all of the examples.
+In `transfer`, the head of the model reads the model's outputs. In `transfer-hidden`, the head also reads the hidden
+vectors from which the outputs are computed. `transfer-baselines` fits the baselines alone, on all tasks of the dataset,
+and needs no GPU. We publish the results, whatever they are.
 
 The model is pretrained on the first 70% of each user's events, to the end of its schedule. No setting of pretraining
 is chosen by results on the task. The interval of a difference comes from a bootstrap over test users, with the same
@@ -51,12 +51,12 @@ QUICK_EXAMPLES = {"third": 1 / 3, "all": 1.0}
 NUM_SEEDS = 5
 QUICK = FitSettings(learning_rates=(3e-3,), regularisations=((0.1, 0.0),), max_points=6, patience=2)
 WIDEST = {"ml-1m": 0.003}
-"""Dataset → largest half-width of the interval of a difference of AUC that can answer the question."""
+"""Dataset → aim: intervals of AUC differences have at most this half-width."""
 PRIMARY = "auc"
 """The metric that answers the question. It was fixed beforehand, because one of many metrics may differ by chance."""
 PAIRS = (("fine-tuned", "scratch"), ("frozen", "scratch"), ("fine-tuned", "frozen"))
 WEAK = ("means", "previous")
-"""Baselines that nobody would choose. The intervals of their differences do not count for the width of the study."""
+"""Baselines that nobody would choose. The widest interval that the study reports leaves them out."""
 Published = Mapping[tuple[str, str], tuple[int | None, str]]
 PUBLISHED: Published = {
     ("fine-tuned", "scratch"): (1, "fine-tuned against none: Save +3.76%"),

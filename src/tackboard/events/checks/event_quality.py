@@ -20,12 +20,12 @@ NUM_NEIGHBOURS = 7
 SMALL_SHARE = 0.1
 """A day is a gap if it has fewer events than this share of the median of its neighbours."""
 USUAL_SHARE = 0.5
-"""A day is a gap only if an earlier day and a later day each have at least this share of the same median."""
+"""A day is a gap only if an earlier day and a later day each have at least this share of its neighbours' median."""
 USUAL_EVENTS = 50
 """A day is never a gap if the median of its neighbours is below this number of events."""
 DAYS_NAMED = 5
 MANY_USERS = 10
-"""A heavy user has more than this many times the average number of events. So a log of few users has no heavy user."""
+"""A heavy user has more than this many times the average number of events. So a log of 10 users or fewer has none."""
 
 
 class EventCheck(TableCheck):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 Severity = Literal["error", "warning"]
 COUNTED = {"rows": "row", "events": "event", "users": "user", "days": "day"}
-"""If a rule's sentence begins with a key of this dict, the number of cases is put first. The value is the singular."""
+"""If a rule's sentence begins with a key of this dict, the number of cases is put first. The value is its singular."""
 OF_ONE = {"have": "has", "repeat": "repeats", "name": "names", "lie": "lies", "were": "was", "are": "is"}
 OF_ONE |= {"them": "it", "they": "it", "their": "its"}
 """Maps other words of the rules' sentences to the form that they have if the count is one."""

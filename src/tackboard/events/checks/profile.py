@@ -47,7 +47,7 @@ DURATIONS_S: tuple[tuple[str, float], ...] = (
     ("1 to 7 days", 604_800.0),
     ("7 to 30 days", 2_592_000.0),
 )
-"""Name and largest number of seconds of each bin. Negative times count as `0`, and longer times as `over 30 days`."""
+"""Name and upper bound (s) of each bin. Negative times count as `0`, and times above 30 days as `over 30 days`."""
 COUNTS: tuple[int, ...] = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 16_000)
 """The smallest number of events per user in each bin."""
 NUM_RANKS = 60

@@ -101,7 +101,10 @@ def check_dataset(path: Path, *, max_user_share: float = 0.05, now_ms: int | Non
 
 
 def _check_manifest(folder: Path, findings: Findings) -> bool:
-    """Compares the files with an intact manifest. Returns False if the folder is no dataset or has a newer version."""
+    """Compares the files with the folder's manifest if the manifest is intact.
+
+    Returns False if the folder is no dataset, or if its format version is newer than this Tackboard can read.
+    """
     try:
         manifest = read_manifest(folder)
     except CorruptFileError as error:

@@ -52,7 +52,7 @@ WITHOUT_USERS = (
     *("item_history.parquet", "features.json", "labels.json", "pseudo_requests.json", "attributes.json"),
     TRUTH,
 )
-"""Files that name no user. The new snapshot keeps them unchanged."""
+"""Files that name no user. The new snapshot keeps them unchanged, but drops TRUTH if old events are removed."""
 MAX_DAYS = 36_500
 Ints = NDArray[np.int64]
 Spans = tuple[Ints, Ints, Ints, Ints]
@@ -69,7 +69,8 @@ class Retained:
     num_users_removed: int
     num_forgotten_removed: int
     num_future: int = 0
-    """Number of events over a day in the future; 0 if `days` is None. They stay, but do not count as the newest."""
+    """Number of events more than a day in the future; 0 if `days` is None. They stay, but do not count as the newest
+    event."""
 
 
 def retain(dataset: Dataset, days: float | None = None, *, now_ms: int | None = None) -> Retained:

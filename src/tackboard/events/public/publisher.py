@@ -2,7 +2,8 @@
 
 Decided: every row of the publisher is kept, even exact repeats, because published results include the repeats. The
 published numbers of users, items and events are known, and files with other numbers raise DataError. So an import holds
-all published data, except users on the list of forgotten users. Rows of the same user and time keep their order.
+all published data, except the data of users whom `tackboard data forget` has put on the dataset's list of users to
+leave out (forgotten.json). Rows of the same user and time keep their order.
 """
 
 from __future__ import annotations

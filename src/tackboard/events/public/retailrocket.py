@@ -1,10 +1,10 @@
-"""This module reads RetailRocket, the log of a shop, as the authors of the model MB-IMN published it (format of MBHT).
+"""This module reads RetailRocket, the log of a shop, as the authors of the model MB-IMN published it.
 
-Rules: a line holds a history and the item that the user buys next. Each line becomes a separate user, such as `train-7`
-or `test-7`, because the publisher does not say which lines belong to the same user. A long history comes as several
-lines of growing length, so the same events occur under several users. Action 0 is `buy`, 1 is `cart`, 2 is `view`.
-Action 3 is not documented and becomes `type_3`. Each user's last event is the `buy` of the item that the line gives as
-bought next. The publisher gives an order but no times, so times are made up.
+Rules: the files have the format of the model MBHT. A line holds a history and the item that the user buys next. Each
+line becomes a separate user, such as `train-7` or `test-7`, because the publisher does not say which lines belong to
+the same user. A long history comes as several lines of growing length, so the same events occur under several users.
+Action 0 is `buy`, 1 is `cart`, 2 is `view`. Action 3 is not documented and becomes `type_3`. Each user's last event is
+the `buy` of the item that is bought next. The publisher gives an order but no times, so times are made up.
 """
 
 from __future__ import annotations

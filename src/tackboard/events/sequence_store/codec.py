@@ -3,7 +3,7 @@
 A column has a header, a bitmap if values are missing, and the values. Integers are stored as their distance from the
 smallest value, in the narrowest unsigned type that fits. A string column holds its own dictionary. So the user's texts
 are deleted with the user. A buffered event is packed into bytes without its times; two events with the same time are
-equal if and only if their bytes are equal. Numbers are little-endian. Malformed bytes raise CorruptFileError.
+duplicates if and only if their bytes are equal. Numbers are little-endian. Malformed bytes raise CorruptFileError.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KINDS = ("int", "float", "bool", "string", "name")
 _WIDTHS: dict[int, Any] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
 _HEAD = struct.Struct("<4q")
 CHUNK_FIELDS = ("id", "num_events", "first_ms", "last_ms", "max_received_ms")
-"""The names of the columns of `Head.chunks`, which is a directory with one row per chunk."""
+"""The names of the columns of `Head.chunks`, which has one row per chunk."""
 ID, NUM_EVENTS, FIRST_MS, LAST_MS, MAX_RECEIVED_MS = range(len(CHUNK_FIELDS))
 _NO_CHUNKS = np.empty((0, len(CHUNK_FIELDS)), dtype=np.int64)
 _ROW_TYPES = {"int": ("q", "<i8"), "float": ("d", "<f8"), "bool": ("?", "?"), "string": ("I", "<u4")}
@@ -165,7 +165,7 @@ class RowCodec:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Head:
-    """A user's head holds counters and the directory of chunks. The store can read the head without reading events."""
+    """A user's head holds counters and the list of chunks. The store can read the head without reading events."""
 
     num_recent: int = 0
     """Number of events in the buffer."""

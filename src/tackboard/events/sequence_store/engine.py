@@ -41,7 +41,8 @@ class Fetched(NamedTuple):
     """The data of one user that an engine returns. The buffered events still have their seals."""
 
     stamp: bytes | None
-    """A value that changes when events move to other chunks. None on SQLite, and for a user without a directory."""
+    """A value that changes when events move to other chunks. It is always None on SQLite. On Redis it is None if no
+    list of chunks is stored yet."""
     head: Head
     recent: list[SealedEvent]
 
@@ -56,7 +57,7 @@ class Update:
 
 
 class MovedError(Exception):
-    """Another client moved a user's events between two reads, so the caller must read the user again."""
+    """Raised if another client moved a user's events between two reads. The caller must then read the user again."""
 
 
 class Engine(abc.ABC):
@@ -80,7 +81,8 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def _reading(self) -> contextlib.AbstractContextManager[None]:
-        """Wraps reads. The engine's errors become Tackboard errors. On SQLite, all reads in a `with` see one state."""
+        """Wraps reads. The engine's errors become Tackboard errors. On SQLite, all reads in one `with` block see
+        the same state."""
 
     @abc.abstractmethod
     def _get(self, table: str, keys: Sequence[Any]) -> list[bytes | None]:
@@ -118,7 +120,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def _check_users(self) -> None:
-        """Raises CorruptFileError if a user with events is not listed, or if the engine's own data is damaged."""
+        """Raises CorruptFileError if the list of users lacks a user with events, or if the engine's data is damaged."""
 
     @abc.abstractmethod
     def _num_bytes(self) -> int:
@@ -126,4 +128,4 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def _scrub(self) -> None:
-        """Removes the traces that deleted events leave in the engine's own files, if the engine can reach them."""
+        """Removes the traces of deleted events from the engine's own files, if the engine can change these files."""

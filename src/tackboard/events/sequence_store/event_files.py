@@ -47,7 +47,7 @@ def config_of(table: pa.Table, max_events: int | None = None) -> StoreConfig:
 
 
 def append_table(store: SequenceStore, table: pa.Table) -> Appended:
-    """Appends a table of events in parts; returns the sums of the parts' counts. The table needs a column user_id."""
+    """Appends a table of events in parts; returns the total counts of all parts. The table needs a column user_id."""
     answers = []
     for start in range(0, table.num_rows, EVENTS_PER_CALL):
         part = table.slice(start, EVENTS_PER_CALL)

@@ -229,7 +229,7 @@ class SequenceStore(Engine):
         until_ms: int | None = None,
         received_before_ms: int | None = None,
     ) -> StoredSequences:
-        """Does `read` for several users, in the order of `user_ids`. A user may occur more than once."""
+        """Does the same as `read` for several users, in the order of `user_ids`. A user may occur more than once."""
         ids = check_user_ids(user_ids)
         names = self.config.require(self.config.columns if fields is None else fields)
         if not names:
@@ -284,7 +284,7 @@ class SequenceStore(Engine):
             self._update(decide, tables=["gone"], users=step)
             waiting = waiting[len(seen) :]
             if waiting and len(step) > 1:
-                # A waiting writer tries the lock only now and then, so the lock must stay free for a while.
+                # A waiting writer asks for the lock only from time to time, so the lock must stay free for a while.
                 time.sleep(min(0.005, time.monotonic() - started))
 
     def look(self, user_ids: Sequence[int] | Integers, look: Look) -> None:
@@ -297,7 +297,7 @@ class SequenceStore(Engine):
                     is_done = True
 
     def check_engine(self) -> int:
-        """Returns the number of forgotten users. Raises CorruptFileError if a user is lost or data is damaged."""
+        """Returns the number of forgotten users. Raises CorruptFileError if data or the list of users is damaged."""
         with self._reading():
             self._check_users()
             gone = self._items("gone")

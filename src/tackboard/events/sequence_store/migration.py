@@ -3,13 +3,13 @@
 The store is verified first, so that contradictory data does not get a seal. An SQLite file is rewritten in one
 transaction. If the command is killed, the file is unchanged, and the next call starts from the beginning. On Redis,
 each user is rewritten all or nothing. If the command is killed, the store cannot be opened until the same command runs
-again; it continues with the remaining users. On Redis the command needs memory for the events of one user. For a file
-the command needs memory for SQLite's cache, and for a while twice the disk space of the file. The notes on the progress
-of an unfinished correction (correction.py) are dropped, so the next correction starts from the beginning.
+again and migrates the remaining users. On Redis the command needs memory for the events of one user. For a file the
+command needs memory for SQLite's cache, and until it ends, free disk space of twice the file's size. The notes on the
+progress of an unfinished correction (correction.py) are dropped, so the next correction starts from the beginning.
 
 Decided: migration is an explicit command, because an older tackboard cannot read the store afterwards. A process that
-still runs an older version gets an error: the tables of a file have new names, and on Redis a key that older versions
-read has another type.
+still runs an older version gets an error. In a file, this is because the tables have new names. On Redis, it is because
+a key that older versions read has another type.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _migrate_sqlite(store: SqliteStore) -> None:
     seals = Seals(store.url, store.seals.salt)
     with store.rewriting() as db:
         if db.execute("PRAGMA user_version").fetchone() != (UNSEALED_VERSION,):
-            return  # Another process was faster.
+            return  # Another process has migrated the store already.
         for statement in SCHEMA.split(";"):
             db.execute(statement.replace("CREATE TABLE ", "CREATE TABLE main."))
         for table, rows in _sealed_tables(db, seals, store.config).items():
@@ -125,7 +125,7 @@ def _migrate_redis(place: RedisAddress) -> None:
         if client.type(old.of("gone")) == b"hash":
             for digest, value in client.hscan_iter(old.of("gone"), count=SCAN_COUNT):
                 client.hset(new.of("gone"), digest, sealed.seal_forgotten(digest, int(value)))
-        # An older client reads this key before it writes, so the client gets an error and writes nothing.
+        # An older client reads this key before it writes. So the older client gets an error and writes nothing.
         client.set(old.of("gone"), f"this store has format version {FORMAT_VERSION}")
         reach("migration:gone")
         for kind in NAMED:

@@ -5,7 +5,7 @@
     PREFIX:registry                 the users with events
     PREFIX:gone                     salted digest of a user → when the user was forgotten
     PREFIX:notes                    progress of work that is done in steps
-    PREFIX:{user}:head              directory of chunks; number of buffered events
+    PREFIX:{user}:head              list of chunks; number of buffered events
     PREFIX:{user}:recent            the buffer: time and event → time received, arrival number
     PREFIX:{user}:columns           column:chunk → bytes
 
@@ -15,8 +15,8 @@ version 1, `words` was named `names`, `registry` was a set named `users`, and `g
 
 A script on the server appends events that are newer than all chunks, and seals them. Redis runs a script atomically.
 This client computes every other change and writes it with MULTI. If another client wrote first (WATCH), this client
-computes the change again. A reader fetches the directory a second time together with the columns, and starts over if
-the directory has changed.
+computes the change again. A reader fetches the list of chunks a second time together with the columns, and starts over
+if the list has changed.
 
 Decided: a call for many users is all or nothing for each user, not for all users together. The server's settings decide
 how safe acknowledged events are: with `appendfsync always` they are on disk; with `everysec` the events of the last
@@ -349,7 +349,7 @@ class RedisStore(SequenceStore):
         self._append_script(keys=keys, args=arguments, client=pipe)
 
     def _append_slowly(self, user: int, places: Integers, columns: Columns) -> tuple[int, int]:
-        """Adds events that the script did not add (such as late events); returns how many were added and refused."""
+        """Adds events that the script did not add (such as late events); returns the numbers added and refused."""
         counts = (0, 0)
 
         def edit(user_id: int, state: State) -> Change | None:

@@ -20,7 +20,7 @@ from tackboard.core.errors import StorageError
 
 PAGES_PER_READ = 2048
 MOST_PAGES = 1 << 25
-"""Files of this many pages or more (128 GiB at 4 KiB) are refused: their overflow pages might look like tree pages."""
+"""Files of this many pages or more (128 GiB with 4 KiB pages) are refused: overflow pages may look like tree pages."""
 _FIRST_HEADER = 100
 _INTERIOR, _LEAF = (2, 5), (10, 13)
 _descriptors: dict[tuple[int, int], int] = {}

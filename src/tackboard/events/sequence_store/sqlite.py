@@ -1,6 +1,6 @@
 """This embedded engine keeps a store in one SQLite file. `merging` explains a user's chunks and buffer.
 
-    heads      user → head: numbers of events, and the directory of chunks
+    heads      user → head: numbers of events, and the list of chunks
     buffer     user, time, event → time received, arrival number; duplicates have equal keys
     blocks     user, column, chunk → bytes; a read of one column touches no other column
     words      actions and surfaces → their codes

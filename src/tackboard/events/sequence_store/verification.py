@@ -1,7 +1,7 @@
 """Reads and checks everything in a store; returns counts, or raises CorruptFileError with the first damaged place.
 
 The engine (SQLite or Redis) checks its own data. The seal (checksum) of every block is checked when the block is read,
-and every chunk is compared with its entry in the directory. Readers and writers can continue meanwhile. A store of
+and every chunk is compared with its entry in the list of chunks. Readers and writers can continue meanwhile. A store of
 version 1 has no seals, so damage is found in it only if values contradict each other.
 """
 
@@ -64,7 +64,7 @@ def verify_store(store: SequenceStore) -> Verified:
 
 
 def check_user(store: SequenceStore, user_id: int, state: State) -> int:
-    """Compares every chunk of a user with the directory; returns the number of columns in all chunks."""
+    """Compares every chunk of a user with its entry in the head; returns the number of columns in all chunks."""
     kinds = store.config.columns
     before = -1
     if state.recent is not None:

@@ -34,9 +34,9 @@ def oracle_item_ids(config: WorldConfig) -> Ints:
 def oracle_scores(config: WorldConfig, user_ids: Ints, event_index: Ints | int, *, given_kept: bool = False) -> Floats:
     """Returns P(item of event `event_index` | latent state before the event): float64 [U, num_items], rows sum to 1.
 
-    `event_index` is one index for all users, or one index per user. It counts a user's events, including hides, in
-    order of time from 0. With `given_kept`, the probabilities are conditional on the event not being a hide. Use this
-    if the evaluation never ranks hides. A user or event that does not exist raises UsageError.
+    `event_index` is one index for all users, or one index per user. It counts all events of a user from 0, in
+    order of time. With `given_kept`, the probabilities are conditional on the event not being a hide (an event with the
+    action `hide`). Use this if the evaluation never ranks hides. A user or event that does not exist raises UsageError.
     """
     users = np.atleast_1d(np.asarray(user_ids, dtype=np.int64)) - FIRST_USER_ID
     index = np.broadcast_to(np.asarray(event_index, dtype=np.int64), users.shape)

@@ -16,7 +16,7 @@ also follows Zipf's law, except that the items of the same rank, one per topic, 
 An event's item reveals the event's topic, but not whether the event was noise. `next_topics` returns the exact
 probability of the next event's topic given all earlier events. It is the forward filter of this hidden Markov chain. No
 model that reads the same events can predict better. Decided: the topics lie on a ring. So the topic after any number of
-moves is a sum, and the topics of all events can be computed without a loop over positions.
+moves is the sum of the moves, and the topics of all events can be computed without a loop over positions.
 
 Shapes: U users, N events end to end, T topics, M items.
 """
@@ -57,9 +57,10 @@ class StreamLawConfig:
     zipf_exponent: float = 1.2
     """Exponent of the popularity of items inside a topic."""
     stay: float = 0.85
-    """Probability that a user stays with the topic of the event before."""
+    """Probability that a user stays with the topic of the previous event."""
     advance: float = 0.1
-    """Probability that a user moves to the next topic. Otherwise the user jumps to any topic."""
+    """Probability that a user moves to the next topic. A user who neither stays nor moves to the next topic
+    jumps to any topic."""
     noise: float = 0.1
     """Probability that an event shows an item of any topic, whatever the user's topic is."""
     mean_events: float = 48.0
@@ -114,7 +115,7 @@ class StreamLaw:
         return np.asarray(np.minimum(found, self.config.max_events), dtype=np.int64)
 
     def items_of(self, users: Ints, offsets: Ints) -> Ints:
-        """Returns the items of the users' first events, end to end [N].
+        """Returns the items of each user's first offsets[u + 1] - offsets[u] events, all users end to end [N].
 
         User u has the events offsets[u] to offsets[u + 1] - 1, at least one.
         """

@@ -93,7 +93,7 @@ class WorldConfig:
     repeat_decay: float = 0.9
     """A repeat picks the event of age a with weight repeat_decay ** a, or with weight 0 if the event was a hide."""
     switch_probability: float = 0.25
-    """Chance that the session's topic is drawn again from the interests before an event inside the session."""
+    """Chance, before each event inside a session, that its topic is drawn again from the user's interests."""
     switch_after_hide_probability: float = 0.6
     """Replaces switch_probability if the previous event was a hide."""
 

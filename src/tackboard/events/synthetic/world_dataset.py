@@ -1,8 +1,8 @@
 """This module generates a synthetic world from its config and writes it as a dataset.
 
 In addition to the canonical tables, the snapshot holds impressions.parquet (what requests showed) and truth.json (the
-complete config, from which the oracle can be computed). Item attributes are topic, style, birth_ms and content, a noisy
-vector of topic and style.
+complete config, from which the oracle can be computed). Item attributes are topic, style, birth_ms and content.
+The content is a noisy vector that depends on topic and style.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ _FIXES = {
 def one_nan(values: NDArray[Any]) -> NDArray[Any]:
     """Gives every NaN in `values` the bits of np.nan. Changes `values` in place, so nothing else may use this array.
 
-    The sum or product of two NaNs has the bits of one of them. Which of the two NumPy takes depends on the position in
-    the array and on whether an input has one row. Without this function, a row computed alone could differ from the
+    The sum or product of two NaNs has the bits of one of them. NumPy's choice between the two depends on their position
+    in the array and on whether an input has one row. Without this function, a row computed alone could differ from the
     same row computed in a batch.
     """
     nan = np.isnan(values)

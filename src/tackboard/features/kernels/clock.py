@@ -148,7 +148,7 @@ def _block_bytes(counts: list[int], *, time_bytes: int) -> int:
 
 def _with_rule(times: NDArray[np.int64], offsets_s: NDArray[np.int64], footer: str) -> Zone:
     """Returns a zone with the listed transitions, followed by those of the rule in `footer` (POSIX TZ, or empty)."""
-    # If a file lists no transitions, its rule is valid from 1970 on. In tzdata, such a zone never has summer time.
+    # If a file lists no transitions, its rule is valid from 1970 on. In tzdata, these rules have no summer time.
     last = times[-1] if len(times) else np.int64(-1)
     year = 1970 + int(last.astype("datetime64[s]").astype("datetime64[Y]").astype(np.int64))
     cycle_start_s = (datetime.date(year + 1, 1, 1).toordinal() - EPOCH_DAY) * DAY_S

@@ -122,7 +122,7 @@ def test_every_stage_runs_and_arms_move_what_they_should(cells: tuple[Work, list
     for name in ("pinfm.item_tables.weight", "pinfm.phi_in.0.weight"):
         assert 0 < moved["fine-tuned"][name] < 0.5 * moved["scratch"][name]
     for arm in ARMS:
-        assert moved[arm]["head.mlp.0.weight"] > moved["fine-tuned"]["pinfm.phi_in.0.weight"]
+        assert moved[arm]["heads.0.0.weight"] > moved["fine-tuned"]["pinfm.phi_in.0.weight"]
 
 
 def test_what_no_arm_can_be(cells: tuple[Work, list[Cell]]) -> None:
