@@ -189,7 +189,7 @@ def _check_features(config: RunConfig, source: SequenceSource, point: StartPoint
         return
     now = source.features.read_hashes(config.model.max_history)
     before = point.features.read_hashes(int(point.settings["max_history"]))
-    for read in now.keys() & before.keys():
+    for read in sorted(now.keys() & before.keys()):
         if now[read] != before[read]:
             raise UsageError(
                 f"the feature {read} is computed in another way ({now[read][:12]}) than in {point.place} "
