@@ -206,11 +206,15 @@ def data_pseudo_requests(
     action: Annotated[
         list[str] | None, typer.Option(help="Use only events with this action; default: all. Repeatable.")
     ] = None,
+    repeats: Annotated[
+        bool, typer.Option("--repeats", help="Also use events on items that the user had engaged with before.")
+    ] = False,
     label: Annotated[str, typer.Option(help="Name the label.")] = "next",
     seed: Annotated[int, typer.Option(help="Draw with this seed.")] = 0,
     json_output: Json = False,
 ) -> None:
     """Make requests from a log without impressions: the item that a user chose, among others of that hour."""
+    from tackboard.core.progress import say
     from tackboard.data.pseudo_requests import PseudoRequestConfig, make_pseudo_requests
     from tackboard.events.dataset import open_dataset
 
@@ -220,11 +224,17 @@ def data_pseudo_requests(
         per_user=per_user,
         since_ms=milliseconds_of("--since", since),
         actions=tuple(action or ()),
+        repeats=repeats,
         label=label,
         seed=seed,
     )
     result = make_pseudo_requests(open_dataset(dataset), config)
     counts = result.counts
+    if counts.repeats_kept:
+        say(
+            f"warning: in {counts.repeats_kept:,} requests the user had engaged with the true item before. In these "
+            "requests a candidate from the history is always the true item, so figures come out too good"
+        )
     if json_output:
         content = {"dataset": str(result.path), "rules": dataclasses.asdict(config)}
         typer.echo(json.dumps(content | {"counts": dataclasses.asdict(counts)}))
@@ -237,6 +247,14 @@ def data_pseudo_requests(
         )
     if counts.events_repeated:
         lines.append(f"left out     {counts.events_repeated:>12,}  events on the same item at the same time as another")
+    if counts.repeats_left_out:
+        lines.append(
+            f"left out     {counts.repeats_left_out:>12,}  events on items that the user had engaged with before"
+        )
+    if counts.repeats_kept:
+        lines.append(
+            f"repeats      {counts.repeats_kept:>12,}  requests whose true item is in the user's earlier events"
+        )
     typer.echo("\n".join([*lines, f"dataset      {result.path}"]))
 
 

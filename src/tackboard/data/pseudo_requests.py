@@ -6,8 +6,9 @@
 
 These are the rules (docs/labels.md explains them):
 
-    request      the user and time of a chosen event. The settings may limit the chosen events to each user's newest, or
-                 to those since a time. Several events of a user on one item at one time make one request.
+    request      the user and time of a chosen event: the first event of a user with an item. The settings may limit the
+                 chosen events to each user's newest, or to those since a time, and may allow repeats. Several events
+                 of a user on one item at one time make one request.
     time         the event's time, or its received time if that is earlier. A history holds the events received strictly
                  before this time, so neither the event itself nor other events of the same instant are visible.
     candidates   the event's item (label 1), and others (label 0) drawn one after another from the pool, each with a
@@ -15,6 +16,10 @@ These are the rules (docs/labels.md explains them):
                  ever engaged with
     pool         the events of the same hour (UTC), before and after the request, or all events of the log
     order        random; positions are null, because the log does not say what was shown
+
+Decided: repeats are left out unless the settings ask for them. A repeat is an event on an item that the user had
+engaged with before. No drawn item is in the user's history, so with repeats an item in the history always has the
+label 1. A model would learn this instead of the user's taste.
 
 Every draw is keyed by (seed, user, time, item), so the same log gives the same requests on every machine. Memory grows
 by about 30 bytes per event of the log; everything else is done one bucket of users at a time.
@@ -49,7 +54,8 @@ from tackboard.events.staging import check_newest, derive_snapshot
 from tackboard.features.column import offsets_of
 from tackboard.features.entity_tables import find_ids
 
-VERSION = 1
+VERSION = 2
+"""Version 1 had no rule `repeats` and always kept repeats."""
 POOLS = ("hour", "all")
 DRAWS_AT_ONCE = 1 << 20
 """Largest number of draws from the pool in memory at a time."""
@@ -73,6 +79,8 @@ class PseudoRequestConfig:
     """Only events at or after this time (ms UTC) become requests; None means all."""
     actions: tuple[str, ...] = ()
     """Only events with these actions become requests or are in the pool; empty means all actions."""
+    repeats: bool = False
+    """Whether events on items that the user had engaged with before become requests too."""
     label: str = "next"
     """Name of the label."""
     seed: int = 0
@@ -105,6 +113,10 @@ class PseudoRequestCounts:
     """Number of candidates that these requests lack in total."""
     events_repeated: int = 0
     """Events left out because another event with the same user, item and time comes before them in the log."""
+    repeats_left_out: int = 0
+    """Events left out because the user had engaged with the item before."""
+    repeats_kept: int = 0
+    """Requests whose true item the user had engaged with before, if `repeats` is set."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +164,7 @@ def read_pseudo_requests(snapshot: Path) -> PseudoRequests | None:
     content = _document(snapshot)
     if not content:
         return None
-    rules = {**content["rules"], "actions": tuple(content["rules"]["actions"])}
+    rules = {"repeats": content["version"] == 1, **content["rules"], "actions": tuple(content["rules"]["actions"])}
     return PseudoRequests(snapshot, PseudoRequestConfig(**rules), PseudoRequestCounts(**content["counts"]))
 
 
@@ -260,6 +272,20 @@ def _has_action(events: pa.Table, config: PseudoRequestConfig) -> NDArray[np.boo
     return np.asarray(pc.is_in(actions, pa.array(config.actions)).to_numpy(zero_copy_only=False))
 
 
+def _is_repeat(users: Ints, items: Ints, request_ms: Ints) -> NDArray[np.bool_]:
+    """Says which events come after another event of the same user and item, by the time of the request they would make.
+
+    Only events received before this time are in the history, so the item of any other event is not in its history.
+    """
+    order = np.lexsort((request_ms, items, users))
+    same = np.zeros(len(order), dtype=bool)
+    same[1:] = (users[order[1:]] == users[order[:-1]]) & (items[order[1:]] == items[order[:-1]])
+    starts = np.maximum.accumulate(np.where(same, 0, np.arange(len(order))))
+    is_repeat = np.zeros(len(order), dtype=bool)
+    is_repeat[order] = request_ms[order] > request_ms[order[starts]]
+    return is_repeat
+
+
 def _choose(events: pa.Table, config: PseudoRequestConfig, pool: _Pool, counts: PseudoRequestCounts) -> _Chosen:
     """Returns the events that become requests, in the order of the bucket."""
     users, times = numpy_column(events, "user_id"), numpy_column(events, "time_ms")
@@ -275,9 +301,14 @@ def _choose(events: pa.Table, config: PseudoRequestConfig, pool: _Pool, counts: 
         repeated[1:] &= column[order[1:]] == column[order[:-1]]
     counts.events_repeated += int(repeated.sum())
     rows = np.sort(order[~repeated])
+    is_repeat = _is_repeat(users, items, np.minimum(times, numpy_column(events, "received_ms")))
+    if not config.repeats:
+        counts.repeats_left_out += int(is_repeat[rows].sum())
+        rows = rows[~is_repeat[rows]]
     if config.per_user is not None:
         ends = np.searchsorted(users[rows], users[rows], side="right")
         rows = rows[ends - np.arange(len(rows)) <= config.per_user]
+    counts.repeats_kept += int(is_repeat[rows].sum())
     return _Chosen(rows, users[rows], times[rows], items[rows], pool.hours_of(times[rows]), _numbers_of(users)[rows])
 
 

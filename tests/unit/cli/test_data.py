@@ -342,9 +342,15 @@ def test_pseudo_requests_counts_what_it_made(tackboard: Program, small: Path) ->
     options = ("--from", "all", "--since", "2025-01-10", "--action", "click", "--label", "read", "--seed", 4)
     told = tackboard("data", "pseudo-requests", small, "--candidates", 3, *options, "--json").json()
     rules = {"candidates": 3, "pool": "all", "per_user": None, "since_ms": 1_736_467_200_000, "label": "read"}
-    assert told["rules"] == rules | {"actions": ["click"], "seed": 4}
+    assert told["rules"] == rules | {"actions": ["click"], "seed": 4, "repeats": False}
     table = read_requests(open_dataset(small))
     assert told["counts"]["requests"] == table.num_rows and told["counts"]["requests_short"] == 0
     assert min(table["time_ms"].to_pylist()) >= 1_736_467_200_000 and "label_read" in table.column_names
+    assert told["counts"]["repeats_left_out"] > 0 and told["counts"]["repeats_kept"] == 0
+    kept = tackboard("data", "pseudo-requests", small, "--candidates", 3, *options, "--repeats")
+    assert kept.code == 0, kept.err
+    (line,) = [line for line in kept.out.splitlines() if line.startswith("repeats ")]
+    assert f"warning: in {line.split()[1]} requests the user had engaged with the true item before" in kept.err
+    assert int(line.split()[1]) == told["counts"]["repeats_left_out"]
     nothing = tackboard("data", "pseudo-requests", small)
     assert (nothing.code, nothing.err.splitlines()[0]) == (2, "error: no events were chosen")

@@ -71,6 +71,9 @@ def plainly(rows: list[Row], config: PseudoRequestConfig) -> list[dict[str, Any]
     for user in sorted({row[0] for row in rows}):
         mine = sorted((row for row in rows if row[0] == user), key=lambda row: row[4])
         distinct = list(dict.fromkeys((time, item) for _, item, _, _, time in mine if time >= (config.since_ms or 0)))
+        if not config.repeats:
+            firsts = {row[1]: row[4] for row in sorted(ALL, key=lambda row: -row[4]) if row[0] == user}
+            distinct = [(time, item) for time, item in distinct if firsts[item] == time]
         for time, true in distinct[-config.per_user :] if config.per_user else distinct:
             hours = [time // HOUR_MS] if config.pool == "hour" else [row[4] // HOUR_MS for row in rows]
             pool = sorted(row[1] for row in rows if row[4] // HOUR_MS in set(hours))
@@ -104,6 +107,8 @@ ALL = log()
         {"per_user": None, "since_ms": START_MS + 3 * HOUR_MS},
         {"actions": ("read",), "per_user": 1},
         {"seed": 8},
+        {"repeats": True},
+        {"repeats": True, "actions": ("read",), "since_ms": START_MS + 3 * HOUR_MS},
     ],
     ids=str,
 )
@@ -122,6 +127,43 @@ def test_requests_equal_a_plain_loop(folder: Path, monkeypatch: pytest.MonkeyPat
     assert counts.requests == len(rows) and counts.candidates == sum(len(row["item_id"]) for row in rows)
     assert counts.candidates_missing == sum(missing) and counts.requests_short == sum(count > 0 for count in missing)
     assert counts.events_repeated > 0
+    earlier = {(user, item): min(row[4] for row in ALL if row[:2] == (user, item)) for user, item, *_ in ALL}
+    kept = sum(earlier[row["user_id"], row["true"]] < row["time_ms"] for row in expected)
+    assert counts.repeats_kept == kept and (kept > 0) == config.repeats == (counts.repeats_left_out == 0)
+
+
+def test_no_candidate_is_in_the_history(make_dataset: Callable[..., Path], tmp_path: Path) -> None:
+    # Late events and clocks that are ahead: the order of the requests is not the order of the events.
+    rows = [(user, item, "read", "home", time) for user, item, _, _, time in ALL]
+    shifts = (uniform(5, np.arange(len(rows)), 0) - 0.5) * 4 * HOUR_MS
+    received = [row[4] + int(shift) for row, shift in zip(rows, shifts, strict=True)]
+    folder = make_dataset(tmp_path, rows, received_ms=received)
+
+    def num_in_histories() -> list[int]:
+        config = RequestConfig(dataset=str(folder), max_history=64, validation_share=0.0, test_share=0.0)
+        batch = RequestSteps(RequestSource(config), config, HashConfig(num_hashes=1, num_rows=64), seed=0)[0]
+        histories, counts = batch.histories, [0, 0]
+        for request in range(batch.num_requests):
+            seen = histories.items[histories.offsets[request] : histories.offsets[request + 1]].tolist()
+            mine = batch.request_of == request
+            for item, label in zip(batch.candidates[mine].tolist(), batch.labels["next"][mine].tolist(), strict=True):
+                counts[int(label)] += item in seen
+        return counts
+
+    make(folder)
+    assert num_in_histories() == [0, 0], "membership in the history says nothing about the label"
+    make(folder, dataclasses.replace(CONFIG, repeats=True))
+    negatives, positives = num_in_histories()
+    assert negatives == 0 < positives, "with repeats, an item of the history is always the true item"
+
+
+def test_requests_of_version_1_had_repeats(folder: Path) -> None:
+    path = make(folder, dataclasses.replace(CONFIG, repeats=True)).path / PSEUDO
+    content = files.read_json(path)
+    del content["rules"]["repeats"], content["counts"]["repeats_kept"], content["counts"]["repeats_left_out"]
+    files.write_json_atomic(path, content | {"version": 1})
+    old = read_pseudo_requests(path.parent)
+    assert old is not None and old.config == dataclasses.replace(CONFIG, repeats=True)
 
 
 def test_a_pool_with_too_few_items_gives_all_it_has(folder: Path) -> None:
