@@ -125,7 +125,7 @@ def test_checkpoint_and_bundle_hold_what_is_read_and_nothing_else(shop: Path) ->
     assert str(shop) not in json.dumps(stored)
     signature = json.loads((shop / "bundle" / "signature.json").read_text())
     assert signature["reads"][-len(READ) :] == READ
-    assert signature["format_version"] == 2
+    assert signature["format_version"] == 3
     assert np.isfinite(json.loads((shop / "trained.json").read_text())["final_loss"])
 
 
