@@ -210,6 +210,10 @@ def data_pseudo_requests(
         bool, typer.Option("--repeats", help="Also use events on items that the user had engaged with before.")
     ] = False,
     label: Annotated[str, typer.Option(help="Name the label.")] = "next",
+    also: Annotated[
+        list[str] | None,
+        typer.Option(help="Add a label for this action: 1 for the true item if the user did this. Repeatable."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Draw with this seed.")] = 0,
     json_output: Json = False,
 ) -> None:
@@ -226,6 +230,7 @@ def data_pseudo_requests(
         actions=tuple(action or ()),
         repeats=repeats,
         label=label,
+        also=tuple(also or ()),
         seed=seed,
     )
     result = make_pseudo_requests(open_dataset(dataset), config)

@@ -1,6 +1,6 @@
 """Makes requests from a log that does not say what was shown: an item that a user chose, among items of the same hour.
 
-    requests.parquet        one row per chosen event, as request_layout.py writes it, with one label
+    requests.parquet        one row per chosen event, as request_layout.py writes it, with the labels
     pseudo_requests.json    the rules, the SHA-256 of the events, and the counts; labels.json is removed
     layout.json             gains `requests`: the rows of requests.parquet that belong to each bucket
 
@@ -13,7 +13,7 @@ These are the rules (docs/labels.md explains them):
                  before this time, so neither the event itself nor other events of the same instant are visible.
     candidates   the event's item (label 1), and others (label 0) drawn one after another from the pool, each with a
                  probability proportional to its number of events in the pool; no item twice, and no item that the user
-                 ever engaged with
+                 ever engaged with. The label of a single action is 1 for the event's item if the event has this action.
     pool         the events of the same hour (UTC), before and after the request, or all events of the log
     order        random; positions are null, because the log does not say what was shown
 
@@ -83,6 +83,8 @@ class PseudoRequestConfig:
     """Whether events on items that the user had engaged with before become requests too."""
     label: str = "next"
     """Name of the label."""
+    also: tuple[str, ...] = ()
+    """Actions that get a label of their own in addition: 1 for the true item if the event has this action."""
     seed: int = 0
     """Seed of every draw."""
 
@@ -96,8 +98,17 @@ class PseudoRequestConfig:
             raise UsageError(f"--per-user is {self.per_user}", allowed="allowed: 1 or more")
         if self.per_user is None and self.since_ms is None:
             raise UsageError("no events were chosen", fix="give --per-user N, --since TIME or both")
-        if not is_field_name(self.label):
-            raise UsageError(f"--label {self.label!r} is not a name", allowed="allowed: a Python name, e.g. next")
+        for option, name in (("--label", self.label), *(("--also", action) for action in self.also)):
+            if not is_field_name(name):
+                raise UsageError(f"{option} {name!r} is not a name", allowed="allowed: a Python name, e.g. next")
+        if len(set(self.labels)) < len(self.labels):
+            raise UsageError(
+                f"--also names {', '.join(self.also)}", allowed=f"allowed: each action once, not {self.label}"
+            )
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return (self.label, *self.also)
 
 
 @dataclasses.dataclass
@@ -135,10 +146,11 @@ def make_pseudo_requests(dataset: Dataset, config: PseudoRequestConfig, *, quiet
     rules, no snapshot is made. After an error or a kill, the old snapshot stays in use.
     """
     check_newest(dataset)
-    for action in config.actions:
-        check_action(dataset, action, f"--action {action}")
+    for option, actions in (("--action", config.actions), ("--also", config.also)):
+        for action in actions:
+            check_action(dataset, action, f"{option} {action}")
     (events,) = [str(entry["sha256"]) for entry in dataset.manifest["files"] if entry["name"] == EVENTS]
-    rules = {**dataclasses.asdict(config), "actions": list(config.actions)}
+    rules = {**dataclasses.asdict(config), "actions": list(config.actions), "also": list(config.also)}
     stored = read_pseudo_requests(dataset.path)
     if stored is not None and stored.config == config and _document(dataset.path)["events"] == events:
         return stored
@@ -164,7 +176,8 @@ def read_pseudo_requests(snapshot: Path) -> PseudoRequests | None:
     content = _document(snapshot)
     if not content:
         return None
-    rules = {"repeats": content["version"] == 1, **content["rules"], "actions": tuple(content["rules"]["actions"])}
+    rules = {"repeats": content["version"] == 1, **content["rules"]}
+    rules |= {name: tuple(rules.get(name, ())) for name in ("actions", "also")}
     return PseudoRequests(snapshot, PseudoRequestConfig(**rules), PseudoRequestCounts(**content["counts"]))
 
 
@@ -359,7 +372,8 @@ def _write_rows(
     stored = pq.read_schema(dataset.events_path)
     names = ["user_id", "item_id", "time_ms", "received_ms", "action", "surface"]
     has_request = "request" in stored.names
-    schema = requests_schema([Label(config.label, 0)], stored.field("request").type if has_request else pa.int64())
+    labels = [Label(name, 0) for name in config.labels]
+    schema = requests_schema(labels, stored.field("request").type if has_request else pa.int64())
     counts, num_rows, num_events = PseudoRequestCounts(), [], 0
     with pq.ParquetWriter(path, schema) as writer:
         for events in dataset.event_chunks([*names, "request"] if has_request else names):
@@ -408,12 +422,16 @@ def _requests_of(
     order = np.lexsort((items, keys, request_of))
     offsets = pa.array(offsets_of(num_others + 1).astype(np.int32))
     rows = pa.array(chosen.row)
+    actions = one_array(events["action"]).cast(pa.string()).take(rows)
     lists = {
         "item_id": pa.array(items[order]),
         "position": pa.nulls(len(items), pa.int32()),
         "weight": pa.array(np.ones(len(items), dtype=np.float32)),
         Label(config.label, 0).column: pa.array(is_true[order].astype(np.int8)),
     }
+    for action in config.also:
+        has_action = pc.equal(actions, action).to_numpy(zero_copy_only=False)
+        lists[Label(action, 0).column] = pa.array((is_true & has_action[request_of])[order].astype(np.int8))
     columns = {
         "request": one_array(events["request"]).take(rows),
         "user_id": pa.array(chosen.user),

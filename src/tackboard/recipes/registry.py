@@ -10,7 +10,7 @@ from typing import Any
 from tackboard.core.config import did_you_mean
 from tackboard.core.errors import UsageError
 from tackboard.core.user_code import load_code
-from tackboard.recipes import ablations, demo, public, published
+from tackboard.recipes import ablations, demo, finetune, public, published
 from tackboard.train.config import RunConfig
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {
@@ -21,6 +21,7 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "deskdrop": public.deskdrop,
     "published": published.published,
     "published-small": published.published_small,
+    **finetune.RECIPES,
     **ablations.RECIPES,
 }
 

@@ -132,6 +132,22 @@ def test_requests_equal_a_plain_loop(folder: Path, monkeypatch: pytest.MonkeyPat
     assert counts.repeats_kept == kept and (kept > 0) == config.repeats == (counts.repeats_left_out == 0)
 
 
+def test_a_single_action_may_have_a_label_of_its_own(folder: Path) -> None:
+    result = make(folder, dataclasses.replace(CONFIG, also=("read", "skip")))
+    assert read_pseudo_requests(result.path) == result
+    did = {}
+    for user, item, action, _, time in ALL:
+        did.setdefault((user, item, time), action)
+    found = Counter()
+    for row in requests_in(folder):
+        for place, item in enumerate(row["item_id"]):
+            is_true, action = bool(row["label_next"][place]), did.get((row["user_id"], item, row["time_ms"]))
+            labels = {name: row[f"label_{name}"][place] for name in ("read", "skip")}
+            assert labels == {name: int(is_true and name == action) for name in labels}
+            found.update(name for name, label in labels.items() if label)
+    assert found["read"] > 0 and found["skip"] > 0
+
+
 def test_no_candidate_is_in_the_history(make_dataset: Callable[..., Path], tmp_path: Path) -> None:
     # Late events and clocks that are ahead: the order of the requests is not the order of the events.
     rows = [(user, item, "read", "home", time) for user, item, _, _, time in ALL]
@@ -310,6 +326,9 @@ def test_a_stop_leaves_the_old_snapshot_or_a_complete_one(folder: Path, monkeypa
         ({"per_user": None}, "no events were chosen"),
         ({"label": "the next"}, "--label 'the next' is not a name"),
         ({"actions": ("buy",)}, "no event of tiny has the action 'buy'"),
+        ({"also": ("buy",)}, "no event of tiny has the action 'buy'"),
+        ({"also": ("read", "read")}, "--also names read, read"),
+        ({"also": ("to read",)}, "--also 'to read' is not a name"),
     ],
 )
 def test_what_is_refused(folder: Path, change: dict[str, Any], message: str) -> None:
