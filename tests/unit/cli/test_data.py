@@ -342,7 +342,7 @@ def test_pseudo_requests_counts_what_it_made(tackboard: Program, small: Path) ->
     options = ("--from", "all", "--since", "2025-01-10", "--action", "click", "--label", "read", "--seed", 4)
     told = tackboard("data", "pseudo-requests", small, "--candidates", 3, *options, "--json").json()
     rules = {"candidates": 3, "pool": "all", "per_user": None, "since_ms": 1_736_467_200_000, "label": "read"}
-    assert told["rules"] == rules | {"actions": ["click"], "seed": 4, "repeats": False}
+    assert told["rules"] == rules | {"actions": ["click"], "seed": 4, "repeats": False, "also": []}
     table = read_requests(open_dataset(small))
     assert told["counts"]["requests"] == table.num_rows and told["counts"]["requests_short"] == 0
     assert min(table["time_ms"].to_pylist()) >= 1_736_467_200_000 and "label_read" in table.column_names
