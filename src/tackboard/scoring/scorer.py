@@ -21,6 +21,7 @@ from tackboard.features.feature_set import FILE_NAME as FEATURES
 from tackboard.features.feature_set import FeatureSet, read_features
 from tackboard.features.online_executor import OnlineExecutor
 from tackboard.features.standard import HISTORY, by_level, check_finite, check_readable, check_reads, features_for_model
+from tackboard.models.decoder import KeptTokens
 from tackboard.models.description import restore_config
 from tackboard.models.stored_parameters import find_non_finite, load_tensors, restore_model
 from tackboard.scoring.request import RequestReader, ScoreRequest
@@ -78,16 +79,31 @@ class Scorer:
         check_finite(self.features, columns)
         return columns
 
-    @torch.inference_mode()
     def score_features(self, features: Mapping[str, Column], candidate_items: NDArray[np.int64]) -> NDArray[np.float32]:
         """Returns the scores of the candidates [C], given the features of the request and of the candidates."""
+        return self.score_batch(self.batch_of(features, candidate_items))
+
+    def batch_of(self, features: Mapping[str, Column], candidate_items: NDArray[np.int64]) -> RequestBatch:
+        """Returns the batch of one request, given the features of the request and of the candidates."""
         of_request, of_candidates = by_level(self.features, features)
-        batch = make_request(
+        return make_request(
             history=features[HISTORY],
             candidates=candidate_items,
             hashing=self.hashing,
             request=of_request,
             features=of_candidates,
         )
+
+    @torch.inference_mode()
+    def score_batch(self, batch: RequestBatch) -> NDArray[np.float32]:
+        """Returns the scores of the candidates of a batch [C]."""
         scores: NDArray[np.float32] = self.model.scores(batch).float().numpy()
         return scores
+
+    @torch.inference_mode()
+    def score_after(
+        self, batch: RequestBatch, kept: KeptTokens | None
+    ) -> tuple[NDArray[np.float32], KeptTokens]:
+        """Returns the scores of one request, and the tokens to keep; see `Ranker.scores_and_context`."""
+        scores, context = self.model.scores_and_context(batch, kept)
+        return scores.float().numpy(), context
