@@ -18,7 +18,10 @@ class Row:
 
     def __init__(self, name: str, dtype: torch.dtype) -> None:
         self.stack: LayerStack = backbone(name).to(dtype).eval()
-        self.x, self.candidates = torch.randn(LENGTH, WIDTH, dtype=dtype), torch.randn(NUM_CANDIDATES, WIDTH, dtype=dtype)
+        self.x, self.candidates = (
+            torch.randn(LENGTH, WIDTH, dtype=dtype),
+            torch.randn(NUM_CANDIDATES, WIDTH, dtype=dtype),
+        )
         self.times = torch.randint(0, 10**8, (LENGTH,)).sort().values
         self.asked = self.times + torch.randint(0, 10**6, (LENGTH,))
 

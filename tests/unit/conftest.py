@@ -275,11 +275,11 @@ def _ranker_config(dataset: Path, overrides: Sequence[str]) -> RunConfig:
 
 @pytest.fixture(scope="session")
 def make_scorer() -> Callable[..., Scorer]:
-    """`make_scorer(kind="early", stride=0, num_time_buckets=0, …)`: a scorer of an untrained ranker with this fusion."""
+    """`make_scorer(kind="early", anchor_stride=4, request_time=True, …)`: a scorer of an untrained ranker."""
     return _make_scorer
 
 
-def _make_scorer(kind: str = "early", **settings: Any) -> Scorer:
+def _make_scorer(kind: str = "early", anchor_stride: int = 1, **settings: Any) -> Scorer:
     import torch
 
     from tackboard.bundle.signature import Signature
@@ -294,7 +294,7 @@ def _make_scorer(kind: str = "early", **settings: Any) -> Scorer:
     vocabulary = Vocabulary.from_names(["click", "save"], ["home", "search"])
     tables = TableConfig(num_hashes=2, num_rows=64, dim=8)
     pinfm = PinFMConfig(tables=tables, width=16, max_history=10, **settings)
-    fusion = FusionConfig(kind=kind)  # type: ignore[arg-type]
+    fusion = FusionConfig(kind=kind, anchor_stride=anchor_stride)  # type: ignore[arg-type]
     config = dataclasses.replace(RankerConfig.on(pinfm, HeadConfig(labels=("click",)), fusion), max_history=8)
     torch.manual_seed(1)
     model = config.build(vocabulary).eval()
@@ -312,5 +312,7 @@ def _make_scorer(kind: str = "early", **settings: Any) -> Scorer:
         tables={},
         lineage={},
     )
-    features = features_for_model(config.reads, vocabulary, config.max_history, of_requests=True)
+    features = features_for_model(
+        config.reads, vocabulary, config.max_history, of_requests=True, anchor_stride=anchor_stride
+    )
     return Scorer(signature, model, config.tables, features)

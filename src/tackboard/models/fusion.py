@@ -56,10 +56,17 @@ class FusionConfig:
     fixed_length: int = 0
     """Number of slots for context and candidate together. If they need more, the candidate overwrites the oldest
     tokens. 0 means no limit."""
+    anchor_stride: int = 1
+    """In early fusion, number of events among which the first event of a history is drawn, if the user has at least
+    model.max_history events. A larger number keeps the first event longer, so that a server can extend contexts that it
+    kept; but a history then has up to anchor_stride - 1 events less. 1 means the newest model.max_history events."""
 
     def __post_init__(self) -> None:
         check(self.kind in FUSIONS, "model.fusion.kind", self.kind, ", ".join(FUSIONS))
         check(self.fixed_length >= 0, "model.fusion.fixed_length", self.fixed_length, "0 or more")
+        is_allowed = self.anchor_stride == 1 or (self.anchor_stride > 1 and self.kind == "early")
+        allowed = "1 or more; 1 unless model.fusion.kind is early"
+        check(is_allowed, "model.fusion.anchor_stride", self.anchor_stride, allowed)
         width = self.content_width
         check(
             (width > 0) == bool(self.content), "model.fusion.content_width", width, "the width of model.fusion.content"

@@ -165,6 +165,8 @@ class RankerConfig(PinFMConfig):
                     fix=f"--set model.max_history={room} --set data.max_history={room} "
                     f"--set model.num_positions={self.max_positions}",
                 )
+        stride, most = self.fusion.anchor_stride, self.max_history
+        check(stride <= most, "model.fusion.anchor_stride", stride, f"at most model.max_history = {most}")
         if self.fusion.kind == "none":
             for name in ("next_token", "outputs", "agreement"):
                 value = getattr(self.extra_loss, name)
@@ -194,6 +196,10 @@ class RankerConfig(PinFMConfig):
         content = (self.fusion.content,) if self.fusion.content else ()
         age = (self.cold_start.age_feature,) if self.cold_start.age_feature else ()
         return tuple(dict.fromkeys((*super().reads, *self.features.names, *content, *age)))
+
+    @property
+    def anchor_stride(self) -> int:
+        return self.fusion.anchor_stride
 
     @property
     def needs_drawn_negatives(self) -> bool:

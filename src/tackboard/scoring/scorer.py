@@ -53,7 +53,12 @@ class Scorer:
             if signature.max_history != config.max_history:
                 raise DataError(f"max_history is {signature.max_history}, but the model has {config.max_history}")
         with blaming(bundle / FEATURES):
-            check_readable(features, config.max_history, of_requests=config.batch_type is RequestBatch)
+            check_readable(
+                features,
+                config.max_history,
+                of_requests=config.batch_type is RequestBatch,
+                anchor_stride=config.anchor_stride,
+            )
         check_reads(config.reads, features, bundle / FEATURES)
         files = [bundle / name for name in ("dense.safetensors", *(t["file"] for t in signature.tables.values()))]
         stored = {name: tensor for file in files for name, tensor in load_tensors(file).items()}
@@ -101,9 +106,7 @@ class Scorer:
         return scores
 
     @torch.inference_mode()
-    def score_after(
-        self, batch: RequestBatch, kept: KeptTokens | None
-    ) -> tuple[NDArray[np.float32], KeptTokens]:
+    def score_after(self, batch: RequestBatch, kept: KeptTokens | None) -> tuple[NDArray[np.float32], KeptTokens]:
         """Returns the scores of one request, and the tokens to keep; see `Ranker.scores_and_context`."""
         scores, context = self.model.scores_and_context(batch, kept)
         return scores.float().numpy(), context

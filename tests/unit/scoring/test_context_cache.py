@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tackboard.checkpoint.store import find_checkpoint
 from tackboard.core.errors import UsageError
+from tackboard.core.rundir import RunDirectory
+from tackboard.export.exporter import export_bundle
+from tackboard.features.standard import history_stride
 from tackboard.models.backbone import BackboneConfig
 from tackboard.scoring.context_cache import OUTCOMES, ContextCache, share_extended
 from tackboard.scoring.scorer import Scorer
+from tackboard.train.config import RunConfig, config_to_json
+from tackboard.train.start import open_source
+from tackboard.train.trainer import Trainer
+
+pytestmark = pytest.mark.usefixtures("torch_settings")
 
 MAX_HISTORY = 8  # as `make_scorer` has
 CANDIDATES = [3, 17, 4, 99]
@@ -77,6 +87,39 @@ def test_moved_windows_and_late_or_corrected_events(scorer: Scorer) -> None:
     assert asking.ask(events[: MAX_HISTORY + 1]) == "moved", "the window is full, so its first event changes"
 
 
+def test_anchors_let_long_histories_be_extended(make_scorer: Make) -> None:
+    """With anchors among the oldest 6 of 8 events, the first event stays for 3.5 requests on average."""
+    counts = {}
+    for stride in (1, 6):
+        asking = Asking(make_scorer(anchor_stride=stride, backbone=BackboneConfig(num_layers=2, num_heads=2)))
+        events = [event(number) for number in range(60)]
+        for number in range(MAX_HISTORY, len(events) + 1):
+            asking.ask(events[:number] if number % 2 else events[number - MAX_HISTORY : number])
+        counts[stride] = {name: count for name, count in asking.cache.counts.items() if count}
+    assert counts[1] == {"not_kept": 1, "moved": 52}
+    assert counts[6]["extended"] + counts[6]["moved"] == 52
+    assert counts[6]["extended"] >= 30
+
+
+def test_a_trained_ranker_with_anchors_keeps_contexts(ranker_config: Callable[..., RunConfig], tmp_path: Path) -> None:
+    """From settings to served scores: training, checkpoint, bundle and server draw the same anchors."""
+    fusion = ("model.fusion.kind=early", "model.fusion.anchor_stride=4", "model.num_positions=10")
+    config = ranker_config("training.steps=2", *fusion)
+    run = RunDirectory.create(tmp_path / "runs", "anchored", config_to_json(config))
+    Trainer(config, run, open_source(config)).train(quiet=True)
+    export_bundle(find_checkpoint(run.path), tmp_path / "bundle", name="anchored", version="1")
+    scorer = Scorer.load(tmp_path / "bundle", num_threads=1)
+    assert history_stride(scorer.features) == 4
+    asking = Asking(scorer)
+    names = scorer.signature.actions[0], scorer.signature.surfaces[0]
+    events = [(number % 7, *names, 3_600_000 * number) for number in range(40)]
+    for number in range(8, 40):
+        asking.ask(events[:number], request_ms=events[number - 1][3] + 1000)
+    counts = asking.cache.counts
+    assert counts["extended"] + counts["moved"] == 31
+    assert counts["extended"] > counts["moved"] > 0
+
+
 def test_requests_without_user_or_history_keep_nothing(scorer: Scorer) -> None:
     asking = Asking(scorer)
     events = [event(1), event(2)]
@@ -115,12 +158,10 @@ def test_a_model_without_time_compares_only_what_it_reads(make_scorer: Make) -> 
     """Times do not reach the model, so an event with another time, at the same place, is the same event."""
     asking = Asking(make_scorer(num_time_buckets=0))
     assert asking.ask([event(1), event(2)]) == "not_kept"
-    assert asking.ask([event(1), (*event(2)[:3], 10**8), event(3)[:3] + (10**8 + 1,)]) == "extended"
+    assert asking.ask([event(1), (*event(2)[:3], 10**8), (*event(3)[:3], 10**8 + 1)]) == "extended"
     assert set(OUTCOMES) == set(asking.cache.counts)
 
 
 def test_a_model_without_contexts_is_refused(make_scorer: Make) -> None:
     with pytest.raises(UsageError, match=r"(?s)model of bundle small has no contexts.*fusion\.kind=early"):
         ContextCache(make_scorer("late-last"), 1 << 20)
-
-
