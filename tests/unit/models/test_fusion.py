@@ -247,7 +247,10 @@ def test_utilities_weigh_probabilities(batch: RequestBatch) -> None:
         ({"fusion": {"kind": "early", "content": "content"}}, "model.fusion.content_width"),
         ({"fusion": {"kind": "late-last", "anchor_stride": 2}}, "model.fusion.anchor_stride"),
         ({"fusion": {"kind": "early", "anchor_stride": 0}}, "model.fusion.anchor_stride"),
-        ({"fusion": {"kind": "early", "anchor_stride": 9}, "max_history": 8}, "at most model.max_history = 8"),
+        (
+            {"fusion": {"kind": "early", "anchor_stride": 9}, "max_history": 8, "num_positions": 11},
+            "at most model.max_history = 8",
+        ),
         ({"fusion": EARLY}, "max_history is 10; early fusion needs 2 of the 11 positions"),
     ],
 )
