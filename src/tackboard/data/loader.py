@@ -41,7 +41,8 @@ from tackboard.features.standard import only_carries_items
 
 ROW_BYTES = 4
 MOST_TABLE_BYTES = 1 << 28
-"""If the table rows of all items need more memory than this, each window makes a table of its own items."""
+"""If the embedding row numbers of all items need more memory than this, they are not kept for the whole catalogue. Each
+window then computes them for the items that occur in it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
