@@ -186,12 +186,14 @@ def baselines(sequences: Sequences) -> dict[str, ScoreUsers]:
 
 def gap_closed(rows: list[dict[str, Any]], metric: str = "hr@10") -> float | None:
     """Returns the share of the gap between the better baseline and the oracle that the model closes. Returns None
-    if there is no gap, or if `rows` lacks the model, the oracle or the metric."""
+    if there is no gap, or if `rows` lacks the model, the oracle, both baselines or the metric."""
     by_name = {row["name"]: row for row in rows}
     if not {"model", "oracle"} <= set(by_name) or metric not in by_name["model"]:
         return None
-    floor = max(by_name[name][metric] for name in ("popularity", "item-to-item") if name in by_name)
-    ceiling = by_name["oracle"][metric]
+    baselines = [by_name[name][metric] for name in ("popularity", "item-to-item") if name in by_name]
+    if not baselines:
+        return None
+    floor, ceiling = max(baselines), by_name["oracle"][metric]
     return round((by_name["model"][metric] - floor) / (ceiling - floor), 4) if ceiling > floor else None
 
 

@@ -161,7 +161,9 @@ def _whole_numbers(column: pa.ChunkedArray, name: str, place: Place) -> pa.Chunk
     odd = known & ((values != np.floor(values)) | (np.abs(values) > _LARGEST_EXACT_FLOAT))
     if odd.any():
         row = int(odd.argmax())
-        raise DataError(f"{place(row)}: the id column {name!r} holds fractions", allowed="allowed: integers or text")
+        is_fraction = values[row] != np.floor(values[row])
+        what = "fractions" if is_fraction else "floats beyond 2^53, which are not exact"
+        raise DataError(f"{place(row)}: the id column {name!r} holds {what}", allowed="allowed: integers or text")
     return pa.chunked_array([pa.array(np.where(known, values, 0).astype(np.int64), mask=~known)])
 
 

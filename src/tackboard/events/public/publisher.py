@@ -133,8 +133,9 @@ def canonical_events(
 
 def named(codes: NDArray[Any], names: Sequence[str]) -> pa.DictionaryArray:
     """Replaces each code c by `names[c]`. A code without a name raises DataError."""
-    if len(codes) and not 0 <= int(codes.min()) <= int(codes.max()) < len(names):
-        raise DataError(f"the code {int(codes.max())} has no name", allowed=f"allowed: 0 to {len(names) - 1}")
+    unknown = codes[(codes < 0) | (codes >= len(names))]
+    if len(unknown):
+        raise DataError(f"the code {int(unknown[0])} has no name", allowed=f"allowed: 0 to {len(names) - 1}")
     return schema.named(codes, names)
 
 
