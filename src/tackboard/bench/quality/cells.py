@@ -60,7 +60,7 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """Says which cell of a study this is. Several tries of a method (tuning.py) differ in their number."""
+        """Says which cell of a study this is. The label of a try (tuning.py) ends with the number of the try."""
         return f"{self.prepared}_{self.method}_seed{self.seed}_{self.stage}{self.protocol.get('try_number', '')}"
 
     @property

@@ -104,13 +104,13 @@ BENCHES = {
 
 @dataclasses.dataclass(frozen=True)
 class DatasetFacts:
-    """Facts about a prepared dataset from which a method may compute its sizes."""
+    """Facts about a prepared dataset. A method may compute its sizes from these facts."""
 
     path: Path
     num_items: int
     """Number of items in the catalogue, including items without events."""
     num_rows: int
-    """Number of rows in a table with one row per id, which is the largest id plus 1."""
+    """The largest id plus 1: the number of rows that a table with one row per id needs."""
     events_per_user: NDArray[np.int64]
     actions: tuple[str, ...]
     last_tied_share: float
