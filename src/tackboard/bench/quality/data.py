@@ -56,7 +56,7 @@ class Bench:
     ties: tuple[str, ...] = TIE_RULES
     """Tie rules that make sense for the dataset. The first rule is the default."""
     quick_stride: int = 1
-    """With `--quick`, only every n-th user is kept; this is n."""
+    """With `--quick`, only one of this many users is kept."""
     quick_max_users: int = 0
     """The value of `max_users` in a run with `--quick`; 0 leaves `max_users` unchanged."""
     instant: str = "second"

@@ -130,7 +130,7 @@ def published_for(context: StudyContext) -> dict[str, tuple[str, str, tuple[floa
 
 
 def agrees(results: Sequence[Result], metric: str, published: float) -> dict[str, Any]:
-    """Averages our figures over seeds and checks whether the published figure is near. `results` have one tie rule."""
+    """Averages our figures over seeds and checks whether the published figure is near. `results` share a tie rule."""
     best, last = (float(np.mean([one.values[kind][metric] for one in results])) for kind in ("best_metrics", "metrics"))
     # Without rounding, a difference of exactly the tolerance would depend on how the numbers are represented.
     is_near = round(abs(published - best), 6) <= TOLERANCE
