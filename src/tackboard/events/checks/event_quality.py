@@ -25,7 +25,8 @@ USUAL_EVENTS = 50
 """A day is never a gap if the median of its neighbours is below this number of events."""
 DAYS_NAMED = 5
 MANY_USERS = 10
-"""A heavy user has more than this many times the average number of events. So a log of 10 users or fewer has none."""
+"""A heavy user has more than this many times the average number of events. A log of this many users or fewer has no
+heavy user, because in a log of n users, nobody has more than n times the average."""
 
 
 class EventCheck(TableCheck):
