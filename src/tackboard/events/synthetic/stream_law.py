@@ -10,7 +10,7 @@ millions of items.
 
 Zipf's law here is the density (1 + x)^−exponent, cut into whole ranks: P(rank) is the integral from rank to rank + 1.
 So a rank is drawn by inverting the integral, and its probability is a difference, both in closed form. All topics are
-equally popular, hence an item's share of all events is P(rank) / topics. So the popularity over the whole catalogue
+equally popular, so an item's share of all events is P(rank) / topics. Therefore the popularity over the whole catalogue
 also follows Zipf's law, except that the items of the same rank, one per topic, are all equally popular.
 
 An event's item reveals the event's topic, but not whether the event was noise. `next_topics` returns the exact
