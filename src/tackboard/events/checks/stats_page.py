@@ -164,8 +164,8 @@ def _add_requests(section: Section, requests: Mapping[str, Any]) -> None:
     section.text(
         f"{requests['num_requests']:,} requests with {requests['num_candidates']:,} candidates; half of the requests "
         f"have at most {per_request.get('q50', 0):,.0f} candidates{_estimated(requests)}. "
-        "A label is unknown while an action may still follow: the label's time window is open, and no action was joined "
-        "yet."
+        "A label is unknown while an action may still follow: the label's time window is open, and no action was "
+        "joined yet."
     )
     section.table(
         ["label", "positive", "negative", "unknown", "share of positives among known labels"],
