@@ -1,4 +1,4 @@
-"""This module converts raw columns of a user's file to canonical columns, and says which rows are unusable.
+"""This module converts raw columns of a log's files to canonical columns, and says which rows are unusable.
 
 If all ids of a column are integers that fit into int64 and have no leading zeros, they become int64. Otherwise all ids
 become strings. Spaces around ids are ignored. Actions and surfaces become dictionary-encoded strings. No row is lost.

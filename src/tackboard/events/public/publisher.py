@@ -150,7 +150,7 @@ def order_only_times(lengths: Any) -> NDArray[np.int64]:
 def table_of(data: bytes, columns: Mapping[str, pa.DataType], delimiter: str, *, header: bool = False) -> pa.Table:
     """Reads a publisher's CSV. If there is no header, `columns` must be in the order of the file.
 
-    A file that lacks one of `columns`, or whose values have another type, raises an ArrowException.
+    A file that lacks one of `columns`, or has values of a different type, raises an ArrowException.
     """
     return pyarrow.csv.read_csv(
         pa.BufferReader(data),
