@@ -77,7 +77,7 @@ class BatchExecutor:
     ) -> None:
         if events is None and plan.reads_events:
             index = next(index for index, node in enumerate(plan.nodes) if node.op == "events")
-            raise DataError(f"feature {plan.readers(index)[0]} reads events: the table of events is not in the data")
+            raise DataError(f"feature {plan.readers(index)[0]} reads events, but the table of events is not in the data")
         self.plan = plan
         self.events = events
         self.tables = {"user": users, "item": items}

@@ -198,7 +198,10 @@ def coded(keys: Positions, wanted: Positions) -> tuple[Positions, Positions, int
 
 
 def positions_of(numbers: Positions, wanted: Positions, limit: int) -> Positions:
-    """Returns the position of each wanted number in ascending `numbers`, or -1. All numbers must be below `limit`."""
+    """Returns the position of each wanted number in `numbers`, or -1 if `numbers` does not contain it.
+
+    `numbers` must be ascending. All numbers must be below `limit`.
+    """
     if limit <= 4 * (len(wanted) + len(numbers)) + 64:
         table = np.full(limit, -1, dtype=np.int64)
         table[numbers] = np.arange(len(numbers))
