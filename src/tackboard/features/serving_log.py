@@ -5,8 +5,9 @@
     FOLDER/features-<utc>-<pid>.jsonl    a header, then one record per request; when a file is full, a new file begins
 
 The header holds the complete features.json, so a reader needs only the log and the secret key (see `read_key`). A
-record holds the request's time, its user, its candidates (if a feature needs them), the context that features read, and
-the exact value of every feature. For some features, a hash replaces the value (see below). The log holds nothing else.
+record holds the request's time, its user, its candidates (if a feature needs them), the context values that features
+read, and the exact value of every feature. For some features, a hash replaces the value (see below). The log holds
+nothing else.
 
 Decided: the user's id, and every feature that is computed from it, are written only as keyed hashes. Anyone who has the
 key and the dataset can compute the hashes again and compare them with the log. To anyone else, the hashes reveal
