@@ -19,7 +19,7 @@ from tackboard.models.changed_rows import Stored
 
 STATE = "state.json"
 FORMAT_VERSION = 2
-"""In version 2, a table may be stored by only its changed rows. This form is used if it takes fewer bytes."""
+"""In version 2, a table may be stored as only its changed rows. This form is used if it takes fewer bytes."""
 FIELDS = {
     "format_version": int,
     "step": int,
