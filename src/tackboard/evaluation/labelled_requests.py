@@ -137,7 +137,7 @@ def all_metrics_of(answers: ScoredCandidates, label: str, *, ranked: bool = True
     truth = chosen.labels[label] == 1
     if not len(truth) or truth.all() or not truth.any():
         raise DataError(
-            f"the labels {label} of the held-out requests are all alike, or none is known",
+            f"the labels for {label} in the held-out requests are all alike, or none is known",
             allowed="needed: some labels that are 1 and some that are 0",
             fix="hold out more users: data.test_share",
         )
