@@ -10,7 +10,7 @@ the beginning.
 
 Decided: migration is an explicit command, because an older tackboard cannot read the store afterwards. A process that
 still runs an older version gets an error. In a file, this is because the tables have new names. On Redis, it is because
-a key that older versions read has another type.
+a key that older versions read has a different type.
 """
 
 from __future__ import annotations

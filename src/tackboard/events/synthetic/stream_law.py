@@ -6,7 +6,8 @@ millions of items.
 
     topic of a user    stay with probability `stay`; move to the next on the ring with `advance`; else jump to any topic
     topic of an event  the user's topic; with probability `noise` a random topic (the user's own topic does not change)
-    item of an event   number = rank × topics + topic, where the rank in the topic follows Zipf's law; id = a·number + b
+    item of an event   number = rank × topics + topic, where the rank in the topic follows Zipf's law;
+                       id = (a·number + b) modulo the number of items
 
 Zipf's law here is the density (1 + x)^−exponent, cut into whole ranks: P(rank) is the integral from rank to rank + 1.
 So a rank is drawn by inverting the integral, and its probability is a difference, both in closed form. All topics are
