@@ -112,7 +112,7 @@ def _grids(
     firsts_V: NDArray[np.int64],
     counts_V: NDArray[np.int64],
 ) -> tuple[tuple[CrossGroup, ...], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the groups, the order of the pieces, the token of each cell, and the candidate of each cell."""
+    """Returns groups, order of the pieces, token of each token cell, and candidate of each candidate cell."""
     lengths_V = lengths_B[rows_V]
     octave_V = np.ceil(np.log2(np.maximum(counts_V, 1))).astype(np.int64)
     order = np.lexsort((lengths_V, octave_V))

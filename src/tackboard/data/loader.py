@@ -205,7 +205,7 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
         )
 
     def forget_positions(self) -> None:
-        """Makes these steps work without stored positions of items, as for a dataset that cannot store them."""
+        """Makes these steps work without stored positions of items, as if the positions could not be stored."""
         self._kept.catalogue = None, None
 
     def _items_of_catalogue(self) -> tuple[ItemPositions | None, DistinctItems | None]:

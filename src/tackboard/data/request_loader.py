@@ -411,7 +411,10 @@ class RequestSteps(NumberedSteps[RequestBatch]):
         return keyed_random.bits(self._seed, DRAW_STREAM, requests.user_ids, requests.times)
 
     def _draw_of_request(self, number: int) -> np.uint64 | None:
-        """Returns the `number`-th smallest of these requests' draws, or None if there are at most `number` requests."""
+        """Returns the `number`-th smallest draw of the requests that belong to these steps.
+
+        Returns None if there are at most `number` such requests, because then all of them are used.
+        """
         draws = [
             self._draws(table)[self.chosen(table)]
             for bucket in range(self.source.num_buckets)

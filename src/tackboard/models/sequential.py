@@ -225,7 +225,7 @@ class SequentialConfig(ModelConfig):
 
 
 def sasrec(num_rows: int, **settings: Any) -> SequentialConfig:
-    """Returns SASRec with sampled softmax as published for MovieLens-1M, with a table of `num_rows`.
+    """Returns SASRec with sampled softmax as published for MovieLens-1M, with a table of `num_rows` rows.
 
     Each keyword in `settings` replaces a published setting; `backbone` and `loss` are mappings of settings to replace.
     """
@@ -493,7 +493,7 @@ class CrossEntropy(nn.Module):
         vectors_pRD = functional.embedding(choices_pR, items_MD)
         logits_pR = (vectors_pRD @ hidden_pD[:, :, None].to(vectors_pRD.dtype)).squeeze(2) * self.scale
         is_target_pR = choices_pR == targets_p[:, None]
-        is_target_pR[:, 0] = False  # A draw that is the target itself is no negative.
+        is_target_pR[:, 0] = False  # A draw that is the target itself is not a negative.
         logits_pR = logits_pR.float().masked_fill(is_target_pR, float("-inf"))
         return functional.cross_entropy(logits_pR, torch.zeros_like(targets_p), reduction="none")
 

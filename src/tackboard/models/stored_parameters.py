@@ -76,8 +76,8 @@ def restore_model(
 ) -> nn.Module:
     """Returns the model of `config` on a device, with the parameters `stored`, after `check_fit`.
 
-    On a CPU, tables are mapped, not copied. A table of which only the changed rows are stored is made whole on the
-    device.
+    On a CPU, tables are mapped, not copied. If only the changed rows of a table are stored, the whole table is made on
+    the device.
     """
     check_fit(config, vocabulary, stored, where)
     with rows_on("meta"):

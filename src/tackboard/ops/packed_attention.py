@@ -1,7 +1,7 @@
 """Computes causal attention of packed rows, in the fastest way that the device and the settings allow.
 
 Queries, keys and values are packed tokens [T, H, d], and `RowLayout` says where rows lie. A token reads itself and the
-tokens before it in its row. The output is what each token reads [T, H, d].
+tokens before it in its row. The output is what each token reads: its weighted sum of their values [T, H, d].
 
     device, setting                                           way
     CPU                                                       grids of rows of similar length (`_reference`)

@@ -471,7 +471,8 @@ def _backward(
     inputs = (q_THd, k_THd, v_THd, dread_THd, lse_HT, torch.empty_like(lse_HT))
     num_groups, num_buckets = (1, 0) if time_VG is None else (time_VG.shape[1], time_VG.shape[0])
     by_bucket = lse_HT.new_zeros(num_blocks, num_groups, num_buckets)
-    # If the only bias belongs to one head, the program of queries sums its gradient. Else heads are summed first.
+    # If each head has its own time bias and there is no position bias, the program of queries sums the gradient of the
+    # bias. Otherwise `bias_kernel` does, after it has added up the heads that share a bias.
     is_summed = time_VG is not None and position_P is None and num_groups == num_heads
     for of_queries in (True, False):
         constants = {"OF_QUERIES": of_queries, "BY_BUCKET": is_summed and of_queries}
