@@ -64,7 +64,7 @@ class FreshRows:
 
     @torch.no_grad()
     def differing(self, table_Rd: torch.Tensor, first_row: int = 0) -> torch.Tensor:
-        """Returns the positions in `table_Rd` of all rows that differ from the fresh rows in any bit (int64, sorted).
+        """Returns the sorted positions in `table_Rd` of all rows that differ from the fresh rows in any bit (int64).
 
         `table_Rd` holds the rows of the whole table from `first_row` on.
         """

@@ -1,8 +1,8 @@
 """Computes causal attention of packed rows in plain PyTorch: the path of the CPU, and the plain twin of the kernels.
 
 Queries, keys and values are packed tokens [T, H, d]. The output is what each token reads: its weighted sum of values
-[T, H, d]. Rows of similar length are laid out as a grid (`RowLayout.groups`), and attention runs grid by grid. Attention
-is causal, so no token sees the padding on the right of its row, and the padding needs no mask.
+[T, H, d]. Rows of similar length are laid out as a grid (`RowLayout.groups`), and attention runs grid by grid. As
+attention is causal, no token sees the padding on the right of its row, and the padding needs no mask.
 
 A bias is a tensor as large as the scores, one number for each query, key and head. Grids of more than TILE_CELLS scores
 are computed in tiles, and the backward pass computes each tile again. So memory stays within about twenty tensors of 64

@@ -91,9 +91,9 @@ class StartConfig:
     empty, all parameters are random. `tackboard train --from` sets it."""
     prefix: str = ""
     """Only parameters whose names begin with this prefix get values from the other run. Use `pinfm.` if this model
-    contains the other run's model as `pinfm`. The other run must have all of these, under names without the prefix. If
-    empty, the whole model gets values, or the one part of it that fits the other run, such as the `pinfm` of a ranker.
-    """
+    contains the other run's model as `pinfm`. The other run must have all of these parameters, under names without
+    the prefix. If empty, the whole model gets values, or the one part of it that fits the other run, such as the
+    `pinfm` of a ranker."""
 
 
 DATA_CONFIGS: dict[str, type[StepsConfig]] = {cls.kind: cls for cls in (DataConfig, RequestConfig, StreamConfig)}

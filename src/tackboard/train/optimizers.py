@@ -106,7 +106,7 @@ class RowWiseAdagrad:
 
     @torch.no_grad()
     def apply(self, keep: torch.Tensor) -> None:
-        """Moves the rows by all pending gradients if `keep` (bool, on the device) is true. Always drops them."""
+        """Moves the rows by all pending gradients if `keep` (bool, on the device) is true. Always drops the gradients."""
         pending, gradient = list(self.table.pending), self.table.weight.grad
         # The gradients are dropped first, so that they cannot survive an error below and be applied twice.
         self.drop()
@@ -201,7 +201,7 @@ class Optimizers:
             groups,
             lr=config.dense_learning_rate,
             betas=(0.9, 0.98),
-            # On a GPU one kernel moves all parameters. On a CPU a loop moves them, so that resumed runs keep the bits.
+            # On a GPU one kernel moves all parameters. On a CPU a loop moves them, so that resumed runs repeat the bits.
             fused=all(p.is_cuda for p in self.dense.values()),
         )
 

@@ -95,7 +95,7 @@ class Saver:
         copies = Copies()
         groups = self._copied(copies, counts, sum_counts)
         if bad := copies.finish():
-            # A non-finite row spreads slowly and shows late. So a table with such a row is never saved.
+            # A batch reads few rows, so a non-finite row may stay unnoticed for long. Such a table is never saved.
             raise DivergedError(
                 f"{bad} holds non-finite values at step {step}",
                 allowed="the last checkpoint is intact",

@@ -71,7 +71,8 @@ def take_parameters(model: nn.Module, config: RunConfig, source: SequenceSource)
         origin = name.removeprefix(prefix)
         copy_rows(stored[origin], tensor)
         if name in tables and (fresh := point.fresh(origin)) is not None:
-            # Then both runs have the same fresh rows, and checkpoints of this run need not store these rows.
+            # Both runs now have the same fresh rows, so checkpoints of this run need not store the rows that are still
+            # fresh.
             tables[name].fresh = fresh
     taken = sum(tensor.numel() for tensor in wanted.values())
     say(f"took {taken:,} parameters from {point.path}{f' for {prefix}' if prefix else ''}")

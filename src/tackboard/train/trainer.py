@@ -88,7 +88,7 @@ class Trainer:
             keep_freed_memory()
         precision = config.training.precision
         self.is_half = precision == "bf16" or (precision == "auto" and self.device.type == "cuda")
-        # Beside a GPU, tensors on the CPU are small. To start more threads would take longer than the work on them.
+        # Beside a GPU, tensors on the CPU are small, and starting more threads would take longer than the work itself.
         self.num_threads = config.training.num_threads or (usable_cores() if self.device.type == "cpu" else 1)
         torch.set_num_threads(self.num_threads)
         torch.use_deterministic_algorithms(self.device.type == "cpu")
