@@ -78,7 +78,7 @@ class CrossLayout:
         rises = not len(row_of) or (row_of[0] >= 0 and row_of[-1] < len(lengths_B) and not (np.diff(row_of) < 0).any())
         if not rises:
             raise DataError(
-                f"candidates belong to rows that do not rise from 0 to {len(lengths_B) - 1}",
+                f"the row numbers of candidates are not ascending numbers from 0 to {len(lengths_B) - 1}",
                 fix="sort the candidates by their request",
             )
         rows_V, firsts_V, counts_V = _pieces(np.bincount(row_of, minlength=len(lengths_B)))

@@ -83,7 +83,7 @@ class LabelConfig:
             raise UsageError(f"the action {doubles[0]} has two labels", fix="give each action one window")
         if self.shown in actions:
             raise UsageError(
-                f"--shown {self.shown} and --label {self.shown} together make everything shown positive",
+                f"--shown {self.shown} and --label {self.shown} together give every shown item the label 1",
                 fix="leave one of the two options out",
             )
         if self.negatives is not None and self.negatives < 1:

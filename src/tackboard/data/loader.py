@@ -125,7 +125,7 @@ class Window:
 class Kept:
     """Holds what a process prepares once for all windows.
 
-    Copies of a TrainingSteps object in the same process share one Kept. In another process, a copy gets an empty Kept.
+    Copies of a `TrainingSteps` in the same process share one `Kept`. In another process, a copy gets an empty `Kept`.
     """
 
     def __init__(self) -> None:

@@ -77,8 +77,8 @@ class RequestConfig(StepsConfig):
     test_share: float = 0.1
     """Share of the users whose requests only `tackboard evaluate` reads."""
     judged_on: str = ""
-    """Folder of another labelled dataset. If given, validation and test users come from it, in the shares above, and
-    training uses all users of `dataset`."""
+    """Folder of another labelled dataset. If given, the validation and test users (validation_share and test_share) are
+    chosen from its users, and training uses all users of `dataset`."""
     max_requests: int = 0
     """Largest number of requests to train with, drawn at random by the run's seed; 0 means no limit."""
     tokens_per_step: int = 65_536

@@ -1,4 +1,4 @@
-"""Holds the histories of users in flat columns over all their events, sorted by user and time, with offsets per user.
+"""Holds the histories of users as flat columns: one entry per event, sorted by user and time, with offsets per user.
 
 `SequenceSource` reads histories from disk: a few buckets for a training window, or the whole dataset for evaluation.
 """

@@ -6,7 +6,7 @@ tokens before it in its row. The output is what each token reads: its weighted s
     device, setting                                           way
     CPU                                                       grids of rows of similar length (`_reference`)
     GPU, with dropout of weights or very wide heads           the same grids; a message says so
-    GPU, everything else                                      our kernels (`_triton`); the same grids without Triton
+    GPU, everything else                                      our kernels (`_triton`); the grids if Triton is missing
 
 Decided: our kernels also compute plain softmax attention. For rows of up to 4,096 tokens, torch's kernel for packed
 rows (`varlen_attn`, Flash Attention 2) takes longer (`scripts/gpu_speed.py`, docs/performance.md).
