@@ -212,7 +212,7 @@ class RequestBatch(Batch):
     candidates [C], and `histories.request` holds the features of requests [U]. `of_candidates` returns a feature of
     either kind for each candidate.
 
-    Eight fields have values only in batches of labelled requests. In a batch of a server, `request_ms` is 0,
+    Eight fields are filled only in batches of labelled requests. In a batch of a server, `request_ms` is 0,
     `positions` are -1, `weights` are 1, `labels` and `known` are empty, `histories.users` and `histories.item_log_q`
     are 0 and `histories.is_positive` is False. So scores must not depend on these fields.
     """

@@ -59,7 +59,7 @@ class VectorsConfig:
     actions: tuple[str, ...] = ()
     """Only events with these actions count; empty means all actions."""
     group: str | None = None
-    """Name of an attribute. An item without neighbours gets the mean vector of the items with the same value of it."""
+    """Name of an attribute. An item without neighbours gets the mean vector of the items with the same value."""
     max_pairs: int = 1 << 25
     """Largest number of distinct pairs of items in memory (about 130 bytes each); the rarest are dropped."""
     seed: int = 0

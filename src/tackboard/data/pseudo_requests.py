@@ -289,9 +289,9 @@ def _has_action(events: pa.Table, config: PseudoRequestConfig) -> NDArray[np.boo
 def _is_repeat(users: Ints, items: Ints, request_ms: Ints) -> NDArray[np.bool_]:
     """Returns whether each event is a repeat: whether the user had engaged with the item before.
 
-    `request_ms` holds the time of the request that each event would make. Among the events of one user with one item,
-    all with a later such time than the earliest are repeats. A history holds only events received before the request,
-    so the history of an event that is not a repeat never contains the event's item.
+    `request_ms` holds the time of the request that each event would make. An event is a repeat if this time is later
+    than that of another event of the same user with the same item. A history holds only events received before the
+    request, so the history of an event that is not a repeat never contains the event's item.
     """
     order = np.lexsort((request_ms, items, users))
     same = np.zeros(len(order), dtype=bool)

@@ -71,7 +71,7 @@ class RequestConfig(StepsConfig):
     positive_actions: tuple[str, ...] = ()
     """Actions of the history that a next-token loss may predict; empty means all actions."""
     max_history: int = 256
-    """Largest number of events before a request that are read; must equal the model's max_history."""
+    """Largest number of events that are read as the history of a request; must equal the model's max_history."""
     validation_share: float = 0.1
     """Share of the users, chosen by their ids, whose requests are used for validation and not for training."""
     test_share: float = 0.1

@@ -93,7 +93,7 @@ class BackboneConfig:
 
 
 def without_unread(values: Any, kind: str) -> Any:
-    """Removes the settings that the kind of backbone never reads from flat settings, and returns the others.
+    """Returns flat settings without those that the kind of backbone never reads.
 
     Older versions stored flat settings, and allowed settings that are never read. `kind` is the kind of backbone if the
     settings do not name one. Nested settings, which today's version stores, are returned unchanged.

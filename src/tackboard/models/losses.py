@@ -113,7 +113,8 @@ class OwnLists:
     def padded(self, item: int) -> OwnLists:
         """Returns the lists of a padded batch. The last group gets the padding, which repeats `item`.
 
-        If each row is a group, then the last row is padding already. Otherwise groups are added that belong to no row.
+        If each row is a group, then the last row is padding already. Otherwise the padding is in new groups, which
+        belong to no row.
         """
         size, num_groups = coarse_size(len(self.items)), len(self.offsets) - 1
         num_groups = coarse_size(num_groups) if self.places is None else num_groups
@@ -250,7 +251,8 @@ def next_item_loss(
 class Targets:
     """What the tokens of a batch predict, and which items are not negatives.
 
-    The CPU computes these tensors before the batch is copied. On a GPU, the host would have to wait for their lengths.
+    The CPU computes these tensors before the batch is copied. If a GPU did, the host would have to wait for their
+    lengths.
     """
 
     tokens: torch.Tensor

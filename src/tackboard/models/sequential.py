@@ -256,7 +256,7 @@ def _published(num_rows: int, backbone: dict[str, Any], settings: dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class PredictedEvents:
-    """What the CPU computes before the batch is copied. On a GPU, the host would have to wait for these lengths."""
+    """What the CPU computes before the batch is copied. If a GPU did, the host would have to wait for the lengths."""
 
     events: torch.Tensor
     """The events that are predicted, each from the event before it [P]."""

@@ -6,7 +6,7 @@ backward pass computes them again. The kernels are registered with torch as oper
 them.
 
 A bias of time needs the bucket of every pair of query and key. All heads and layers have the same buckets, so
-`bucket_tiles` computes them once per batch. A tile is one byte for each pair of a block of queries and a block of keys,
+`bucket_tiles` computes them once per batch. A tile holds one byte for each query of a block and each key of a block,
 and the tiles of a row lie in the order of its queries, then of its keys. A row of S tokens takes S² / 2 bytes: 128 MB
 for 16,000 tokens. Without tiles, each program searches for the bucket of each pair again, which is several times as
 slow.
@@ -115,7 +115,7 @@ def tiles_kernel(
     tiles, known, asked, boundaries, offsets, row_tiles, block_rows, block_starts, num_boundaries,
     STEPS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Stores the buckets of one block of queries and all keys up to it."""
+    """Stores the buckets of one block of queries with all keys up to the end of this block."""
     row, start, first, length = _block(block_rows, block_starts, offsets)
     if start >= length:
         return

@@ -39,7 +39,7 @@ class TrainingConfig:
     validation_steps: int = 100
     """Largest number of steps of held-out data that a judgement reads. Every judgement reads the same steps."""
     patience: int = 0
-    """Training ends after this many judgements in a row without a better loss. With 0 training never ends early."""
+    """Training ends after this many judgements in a row without a better loss. With 0, training never ends early."""
     log_every: int = 10
     """Steps between lines of metrics.jsonl."""
     num_threads: int = 0

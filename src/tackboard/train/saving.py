@@ -53,8 +53,8 @@ class Saver:
         self.tables = {f"{name}.weight".removeprefix("."): module for name, module in table_modules(model).items()}
         """Tables by the names of their parameters."""
         self._given: dict[str, torch.Tensor] = {}
-        """Table → a flag per row, which is set if the row was not fresh when the run began or was loaded. A table whose
-        rows were all fresh has no entry."""
+        """Table → a flag per row, which is set if the row was not fresh when the run began; after `load`, only if its
+        Adagrad sum is still 0. A table whose rows were all fresh has no entry."""
         self._whole: set[str] = set()
         """Tables that are always written whole."""
         self._background = Background()

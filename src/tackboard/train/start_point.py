@@ -1,7 +1,7 @@
 """Reads what a model begins with: the parameters of another run, from its checkpoint or from a bundle for training.
 
 `StartPoint.find` reads only documents, so a dry run can compare the settings of two runs without reading tables.
-`StartPoint.parameters` reads the parameters. `first_difference` compares the two models. Sizes alone would not find
+`StartPoint.parameters` reads the parameters. `check_same_meaning` compares the two models. Sizes alone would not find
 another hash seed, another number of heads or another time scale: the parameters would fit and mean something else.
 
 Decided: settings that only training reads (losses, dropout) may differ, and the new run may read shorter histories.
