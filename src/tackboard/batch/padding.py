@@ -14,9 +14,8 @@ of other tensors can point. Sizes that hardly influence the work, such as the nu
 coarsely (`coarse_size`). The fewer values each size can take, the fewer different shapes a step can have. All sizes are
 multiples of 16, because compiled kernels are faster for them.
 
-Decided: a size is a function of the batch alone and not of earlier batches, so a resumed run gets the
-same sizes. The plan of steps fills all steps of an epoch almost equally, so most sizes take only one or two different
-values.
+Decided: a size is a function of the batch alone and not of earlier batches, so a resumed run gets the same sizes. The
+plan of steps fills all steps of an epoch almost equally, so most sizes take only one or two different values.
 
 Shapes: B rows (histories), N packed events, M distinct items, K drawn items.
 """

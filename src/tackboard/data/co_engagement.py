@@ -1,4 +1,6 @@
-"""Makes vectors of items from the co-engagement graph. It connects items that a user engaged with within a few steps.
+"""Makes vectors of items from the co-engagement graph.
+
+In this graph, two items are neighbours if users engaged with both within a few steps:
 
     events of a user    a  b  c  d          window 2: the pairs ab, ac, bc, bd, cd
     counts              c_ij                how often the items i and j formed a pair

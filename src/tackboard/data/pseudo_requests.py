@@ -104,7 +104,8 @@ class PseudoRequestConfig:
                 raise UsageError(f"{option} {name!r} is not a name", allowed="allowed: a Python name, e.g. next")
         if len(set(self.labels)) < len(self.labels):
             raise UsageError(
-                f"--also names {', '.join(self.also)}", allowed=f"allowed: each action once, not {self.label}"
+                f"--also names {', '.join(self.also)}",
+                allowed=f"allowed: each action once, and not the name of the label, {self.label}",
             )
 
     @property

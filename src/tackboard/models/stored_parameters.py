@@ -110,7 +110,7 @@ def check_tensors(model: nn.Module, stored: Tensors, where: Path) -> None:
     sizes = [" × ".join(map(str, shape)) or "1" for group in (expected, found) for n, shape, _ in group if n == name]
     raise CorruptFileError(
         f"{where} does not fit its model: {name}",
-        allowed=f"the model and the stored tensors differ: {' and '.join(sizes)} numbers" if len(sizes) > 1 else "",
+        allowed=f"sizes in the model and in the file: {' and '.join(sizes)}" if len(sizes) > 1 else "",
         fix="check whether the code of the model has changed",
     )
 

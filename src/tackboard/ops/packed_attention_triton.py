@@ -6,10 +6,10 @@ backward pass computes them again. The kernels are registered with torch as oper
 them.
 
 A bias of time needs the bucket of every pair of query and key. All heads and layers have the same buckets, so
-`bucket_tiles` computes them once per batch. A tile holds one byte for each query of a block and each key of a block,
-and the tiles of a row lie in the order of its queries, then of its keys. A row of S tokens takes S² / 2 bytes: 128 MB
-for 16,000 tokens. Without tiles, each program searches for the bucket of each pair again, which is several times as
-slow.
+`bucket_tiles` computes them once per batch. A tile belongs to a block of queries and a block of keys. It holds one byte
+for each pair of query and key. The tiles of a row lie in the order of its queries, then of its keys. A row of S tokens
+takes S² / 2 bytes: 128 MB for 16,000 tokens. Without tiles, each program searches for the bucket of each pair again,
+which is several times as slow.
 
 Gradients of biases are sums over all pairs. Each program sums its part: by bucket of time in registers, and by distance
 in memory that no other program writes. PyTorch adds up the parts. So all sums have a fixed order, and every gradient is
