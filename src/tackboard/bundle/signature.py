@@ -44,8 +44,7 @@ class Signature:
     purpose: Literal["serving", "training"] = "serving"
     """What the bundle was made for. A run can start only from a bundle made for training; both kinds can be served."""
     fresh_rows: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Only in a bundle for training: for each table, how to make the rows that training has not changed
-    (see `checkpoint.stored_rows`)."""
+    """For training: how the rows that training has not changed were made, by table; see `checkpoint.stored_rows`."""
 
     @property
     def vocabulary(self) -> Vocabulary:
