@@ -31,7 +31,7 @@ def serve(
     ),
     max_events: int = typer.Option(100_000, help="Accept at most this many events in a request's history."),
     context_cache_mib: int = typer.Option(0, help="Keep contexts of users in this many MiB; see docs/serving.md."),
-    drain_timeout_s: float = typer.Option(25.0, help="After SIGTERM, finish admitted requests within these seconds."),
+    drain_timeout_s: float = typer.Option(25.0, help="After SIGTERM, finish admitted requests in this many seconds."),
     threads: int | None = typer.Option(None, help="Use this many threads; default: all usable cores but one."),
     code: Path | None = typer.Option(None, help="Run this Python file, which holds a model of your own."),
     port_file: Path | None = typer.Option(None, help="Write the port to this file once the server is ready."),
