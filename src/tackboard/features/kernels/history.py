@@ -171,7 +171,7 @@ def _anchored_rule(_types: tuple[FeatureType, ...], params: Params) -> FeatureTy
     "anchored",
     "events.anchored(count, stride)",
     _anchored_rule,
-    Example("events.anchored(4, stride=3).collect(events.item)", [[2, 1, 3]], AT),
+    Example("events.anchored(4, 3).collect(events.item)", [[2, 1, 3]], AT),
 )
 def anchored(frame: Frame, view: View, *, count: int, stride: int) -> View:
     """The last `count` events, without those before an anchor. The anchor is one of the oldest `stride` of these
