@@ -86,6 +86,12 @@ class CrossLayout:
         parts = (tokens, candidates, cells, lengths_V, hidden_V, lengths_B[row_of])
         return cls(groups, *(torch.from_numpy(np.ascontiguousarray(part)) for part in parts))
 
+    def to(self, device: torch.device) -> CrossLayout:
+        """Returns the same layout with its tensors on `device`."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        tensors = {name: value.to(device) for name, value in values.items() if isinstance(value, torch.Tensor)}
+        return dataclasses.replace(self, **tensors)
+
     @property
     def num_candidates(self) -> int:
         return len(self.cells)
