@@ -7,8 +7,8 @@
 
 The lines of the ladder take turns. Before anything is timed, the scores of all exact lines are compared, and so are the
 losses of training after the timed steps. On a GPU the host waits for the device before and after the timed work, so
-wall time is what a caller waits for. Decided: on a CPU the table also has the CPU time, because other processes disturb
-it less than the wall time.
+wall time is what a caller waits for. Decided: on a CPU, aims and the chart use ratios of CPU time, because other
+processes disturb it less than the wall time. On a GPU they use ratios of wall time.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from tackboard.bench.dcat.equality import ranker_of
 from tackboard.bench.dcat.rungs import RUNGS, WHOLE, DcatRung
 from tackboard.bench.pretrain.ours import TimedTrainer
 from tackboard.bench.turns import take_turns
+from tackboard.core.config import apply_overrides
 from tackboard.core.errors import TackboardError
 from tackboard.report.svg import percentile
 from tackboard.train.config import RunConfig
@@ -67,6 +68,11 @@ def medians(runs: Mapping[str, Sequence[Times]]) -> list[dict[str, Any]]:
             line["times" if key == "wall_ms" else "cpu_times"] = round(percentile(ratios, 50), 2)
         found.append(line)
     return found
+
+
+def ratio_of(device_type: str) -> tuple[str, str]:
+    """Returns the key of the ratios that count on a type of device, and the words for its clock."""
+    return ("times", "wall time") if device_type == "cuda" else ("cpu_times", "CPU time")
 
 
 # ---- serving ----
@@ -189,8 +195,6 @@ def check_trained(rung: DcatRung, losses: Sequence[float], expected: float, prec
 def _trainer_of(
     rung: DcatRung, preset: DcatPreset, config: RunConfig, device: torch.device, folder: Path, num_threads: int
 ) -> Callable[[], Times]:
-    from tackboard.core.config import apply_overrides
-
     settings = [f"training.device={device.type}", f"training.num_threads={num_threads}"]
     config = apply_overrides(rung.config(config), settings)
 
