@@ -88,9 +88,8 @@ class CrossLayout:
 
     def to(self, device: torch.device) -> CrossLayout:
         """Returns the same layout with its tensors on `device`."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        tensors = {name: value.to(device) for name, value in values.items() if isinstance(value, torch.Tensor)}
-        return dataclasses.replace(self, **tensors)
+        tensors = (self.tokens, self.candidates, self.cells, self.lengths, self.first_visible, self.places)
+        return CrossLayout(self.groups, *(tensor.to(device) for tensor in tensors))
 
     @property
     def num_candidates(self) -> int:

@@ -186,18 +186,16 @@ class Asked:
 def made_up_requests(preset: DcatPreset, num_candidates: int, num_requests: int, seed: int = SEED) -> Asked:
     """Makes up requests of different users; every history has `max_history` events."""
     random = np.random.default_rng([seed, num_candidates, num_requests])
-    num_events = num_requests * preset.max_history
-    times = sequence_column(
-        np.full(num_requests, preset.max_history),
-        time=Column.of(TIME, START_MS + GAP_MS * (1 + np.arange(num_events))),
-    ).fields
+    num_events, lengths = num_requests * preset.max_history, np.full(num_requests, preset.max_history)
+    time = Column(TIME, START_MS + GAP_MS * (1 + np.arange(num_events, dtype=np.int64)))
+    times = sequence_column(lengths, time=time).fields
     assert times is not None
     history = sequence_column(
-        np.full(num_requests, preset.max_history),
-        item=Column.of(ID, random.integers(0, preset.num_items, num_events)),
-        action=Column.of(INT, random.integers(0, len(ACTIONS), num_events)),
-        surface=Column.of(INT, random.integers(0, len(SURFACES), num_events)),
-        time=Column.of(TIME, START_MS + GAP_MS * (1 + np.arange(num_events))),
+        lengths,
+        item=Column(ID, random.integers(0, preset.num_items, num_events)),
+        action=Column(INT, random.integers(0, len(ACTIONS), num_events)),
+        surface=Column(INT, random.integers(0, len(SURFACES), num_events)),
+        time=time,
         gap=bucketize(differences(times["time"]).flat(), boundaries=GAP_BOUNDARIES_MS),
     )
     candidates = random.integers(0, preset.num_items, num_requests * num_candidates)

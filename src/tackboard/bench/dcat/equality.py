@@ -57,7 +57,7 @@ def check_equality(
             against = _computed(
                 whole, config, vocabulary, batch, device, slots=rung.config(config).model.fusion.fixed_length
             )
-        line = {
+        line: dict[str, Any] = {
             "name": rung.name,
             "scores": _difference(computed.scores_C, against.scores_C),
             "gradients": max(

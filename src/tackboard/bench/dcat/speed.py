@@ -104,7 +104,7 @@ class Served:
                 _fused(self.model, batch, items_ME, candidates_CE)
 
     def _batch(self, part: Asked) -> RequestBatch:
-        return self.model.prepare(part.batch(self.config.model)).to(self.device)  # type: ignore[no-any-return]
+        return self.model.prepare(part.batch(self.config.model)).to(self.device)
 
     @torch.inference_mode()
     def _looked_up(self, batch: RequestBatch) -> tuple[RequestBatch, torch.Tensor, torch.Tensor]:
@@ -235,7 +235,7 @@ def _module_step(rung: DcatRung, preset: DcatPreset, config: RunConfig, device: 
 def _fused(model: Any, batch: RequestBatch, items_ME: torch.Tensor, candidates_CE: torch.Tensor) -> torch.Tensor:
     layouts = batch.targets.layouts
     fused = model.fusion(model.pinfm, batch, items_ME, candidates_CE, layouts, needs_hidden=False)
-    return fused.outputs_CF  # type: ignore[no-any-return]
+    return fused.outputs_CF
 
 
 def _wait(device: torch.device) -> None:
