@@ -62,9 +62,10 @@ class DcatPreset:
     precision: str = "fp32"
     serving: dict[int, int]
     """Candidates of a request → number of requests, each of another user, that are scored together."""
-    at_once: int = 256
+    at_once: int
     """Largest number of candidates that the whole-sequence model scores together. More candidates are scored in parts,
-    because every candidate carries a whole sequence."""
+    because every candidate carries a whole sequence. On a CPU, small parts are faster than the largest that fit,
+    because they stay in its caches (docs/log.md)."""
     training: tuple[int, ...] = (10, 16)
     """Candidates of a request in training."""
     requests_per_step: int = 8
@@ -118,6 +119,7 @@ PRESETS = {
         heads=2,
         tables=(4, 65_536, 16),
         serving={1: 32, 10: 8, 16: 8, 100: 1, 1000: 1},
+        at_once=16,
     ),
     "h200": DcatPreset(
         words="width 512 × 8 layers, 8 tables × 1M × 32, histories of 256 events, bf16",
@@ -143,7 +145,7 @@ PRESETS = {
         max_history=24,
         num_items=500,
         serving={1: 8, 10: 2, 40: 1},
-        at_once=16,
+        at_once=8,
         requests_per_step=4,
         timed=2,
         rounds=1,
