@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tackboard.bench.dcat.rungs import SKIP, WHOLE
@@ -17,6 +17,7 @@ PARTS = {"end_to_end": "end to end", "module": "PinFM alone"}
 
 def report(result: Mapping[str, Any]) -> Report:
     """Makes the report of a measurement."""
+    _, clock = ratio_of(result["device"])
     command = "bench dcat" + (" --quick" if result["quick"] else f" --device {result['device']}")
     return Report(
         result=result,
@@ -28,7 +29,7 @@ def report(result: Mapping[str, Any]) -> Report:
             "Every line of a ladder adds one thing to the line before. The first line runs every candidate through "
             "its whole sequence, with packed attention; the other parts of the ranker are the same in all lines. "
             "All lines took turns. Times are medians over the rounds, and a ratio is the median of the ratios to the "
-            f"first line within a round ({result['rounds']} rounds).",
+            f"first line within a round ({result['rounds']} rounds). Ratios are those of {clock}.",
         ],
         tables=[
             _equality(result),
@@ -64,10 +65,16 @@ def _equality(result: Mapping[str, Any]) -> Table:
 
 
 def _speed(result: Mapping[str, Any], part: str, line: Mapping[str, Any]) -> Table:
-    header = ("line", *(f"{words}, {unit}" for words in PARTS.values() for unit in ("ms", "times", "times by CPU")))
+    figure, _ = ratio_of(result["device"])
+    units = ("wall ms", "CPU ms", "times as fast")
+    header = ("line", *(f"{words}: {unit}" for words in PARTS.values() for unit in units))
     rows = []
     for entries in zip(*(line[key] for key in PARTS), strict=True):
-        cells = [f"{entry[key]:{form}}" for entry in entries for key, form in _columns(entry)]
+        cells = [
+            f"{entry[key]:{form}}"
+            for entry in entries
+            for key, form in (("wall_ms", ",.1f"), ("cpu_ms", ",.1f"), (figure, ".2f"))
+        ]
         rows.append((result["lines"][entries[0]["name"]], *cells))
     words = f"requests of different users: {line['requests']}; candidates of each: {line['candidates']:,}"
     if part == "training":
@@ -77,10 +84,6 @@ def _speed(result: Mapping[str, Any], part: str, line: Mapping[str, Any]) -> Tab
         if any(peaks):
             words += f". GPU memory, MB: {', '.join(f'{peak / 1e6:,.0f}' for peak in peaks)}"
     return Table(f"{part.capitalize()}, 1:{line['candidates']}", header, rows, words)
-
-
-def _columns(entry: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-    return [("wall_ms", ",.1f"), ("times", ".2f"), ("cpu_times", ".2f")] if entry else []
 
 
 def _fixed_length(result: Mapping[str, Any]) -> Table:

@@ -7,8 +7,9 @@
 
 The lines of the ladder take turns. Before anything is timed, the scores of all exact lines are compared, and so are the
 losses of training after the timed steps. On a GPU the host waits for the device before and after the timed work, so
-wall time is what a caller waits for. Decided: on a CPU, aims and the chart use ratios of CPU time, because other
-processes disturb it less than the wall time. On a GPU they use ratios of wall time.
+wall time is what a caller waits for. Decided: on a CPU, ratios are those of CPU time. On a busy machine, a short turn
+fits between the turns of other processes and a long one does not, so ratios of wall time favour short work. On a GPU,
+ratios are those of wall time.
 """
 
 from __future__ import annotations
