@@ -87,7 +87,8 @@ class FusionConfig:
         return (1 + self.learnable_token) if self.kind == "early" else 0
 
 
-class FusionLayouts(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class FusionLayouts:
     """Where tokens and candidates lie; the host computes this before a batch is copied to a device."""
 
     rows: RowLayout
@@ -125,13 +126,17 @@ class Fusion(nn.Module):
         self.content = nn.Linear(config.content_width, width, bias=False) if config.content else None
 
     def layouts(self, batch: RequestBatch) -> FusionLayouts:
-        """Returns the layouts of a batch. On a GPU the host would wait for lengths, so call this before the copy."""
+        """Returns the layouts of a batch, on the batch's device.
+
+        Call this before the batch is copied to a GPU. After the copy, the host would wait for the lengths.
+        """
         lengths_U = batch.histories.lengths().cpu() + 1 + (1 if self.token is not None else 0)
         rows = RowLayout.of_lengths(lengths_U)
         crossing = None
         if self.is_early and self.config.dcat:
             crossing = CrossLayout.of(rows.offsets, batch.request_of.cpu(), self.config.fixed_length)
-        return FusionLayouts(rows, crossing)
+        device = batch.request_of.device
+        return FusionLayouts(rows.to(device), None if crossing is None else crossing.to(device))
 
     def forward(
         self,

@@ -311,10 +311,10 @@ class Ranker(nn.Module):
         replaced = random_rows = None
         if config.cold_start.random_id_share:
             draw_C = torch.rand(batch.num_candidates, generator=generator)
-            replaced = (draw_C < config.cold_start.random_id_share).nonzero().squeeze(1)
+            replaced = (draw_C < config.cold_start.random_id_share).nonzero().squeeze(1).to(batch.request_of.device)
             # Random ids hash to random rows. Most of them are rows that training has not touched, as for a new item.
             shape = (len(replaced), config.tables.num_hashes)
-            random_rows = torch.randint(0, config.tables.num_rows, shape, generator=generator)
+            random_rows = torch.randint(0, config.tables.num_rows, shape, generator=generator).to(replaced.device)
         layouts = None if self.fusion is None else self.fusion.layouts(batch)
         return batch.with_targets(RankerTargets(layouts, next_token, replaced, random_rows))
 

@@ -107,6 +107,13 @@ def test_dcat_equals_appended_candidates(batch: RequestBatch, variant: str, back
         assert (found - expected).abs().max() <= 2e-4 * expected.abs().max() + 1e-6, name
 
 
+def test_what_was_prepared_moves_with_the_batch(batch: RequestBatch) -> None:
+    model = make(base(), "early", "cold_start.random_id_share=0.5", "extra_loss.next_token=0.5")
+    layouts = model.prepare(batch).to(torch.device("meta")).targets.layouts
+    assert layouts.rows.cells.is_meta
+    assert layouts.crossing.cells.is_meta and layouts.crossing.first_visible.is_meta
+
+
 def test_the_next_token_loss_is_the_same_beside_candidates(batch: RequestBatch) -> None:
     losses = []
     for variant in ("late-last", "early", "learnable token"):
