@@ -19,7 +19,6 @@ from tackboard.core.files import write_bytes_atomic, write_text_atomic, writing
 from tackboard.core.rundir import describe_environment
 from tackboard.flow.outcome import describe_hardware, hardware_words
 
-
 KEPT_WORDS = {"ranks": "the rank of every user", "places": "the place of every true item"}
 """Last word in the name of a file with kept results → what the file holds."""
 

@@ -195,7 +195,7 @@ def bench_finetune(
 ) -> None:
     """Compare rankers without PinFM, with a frozen and with a fine-tuned one, on old and new items and few labels."""
     from tackboard.bench.finetune import run
-    from tackboard.bench.finetune.study import FinetuneOptions
+    from tackboard.bench.finetune.finetune_study import FinetuneOptions
 
     if recompute is not None:
         _refuse_with_recompute(context)

@@ -40,14 +40,14 @@ from tackboard.events.synthetic.world_items import CONTENT_WIDTH, DAY_MS
 WORLD = WorldConfig(seed=19, num_users=3000, num_items=3000, born_later_share=0.7)
 """The synthetic world. In the demo's world, 25% of the items are born during the period; here, 70% are."""
 SPLIT_DAY = 30
-"""In the synthetic world, the first requests come this many days after the start. The period has 60 days, and most users
-leave before its end. The day was chosen by counts of requests and by the ages of their items, before any training."""
+"""In the synthetic world, the first requests come this many days after the start. The period has 60 days, and most
+users leave before its end. The day was chosen by the number of requests and the ages of items, before any training."""
 QUICK_USERS = 1000
 """Number of users of the synthetic world with `--quick`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Source:
+class FinetuneSource:
     """Where requests come from, and which comparisons are made on them."""
 
     name: str
@@ -57,7 +57,7 @@ class Source:
     quick_stride: int = 1
     """With `--quick`, only every n-th user of a public dataset is kept; this is n."""
     parts: tuple[str, ...] = ("ways", "cold start", "labels")
-    """The comparisons that this dataset can answer: see study.py."""
+    """The comparisons that this dataset can answer: see finetune_study.py."""
     note: str = ""
     """What a reader of the table must know about the requests."""
 
@@ -73,7 +73,7 @@ class Source:
 SOURCES = {
     source.name: source
     for source in (
-        Source(
+        FinetuneSource(
             name="synthetic",
             rules={
                 "candidates": 20,
@@ -84,7 +84,7 @@ SOURCES = {
             },
             note="The world is synthetic. Its items have births and noisy content vectors.",
         ),
-        Source(
+        FinetuneSource(
             name="ml-1m",
             rules={"candidates": 100, "pool": "all", "per_user": 10, "seed": 19},
             quick_stride=20,
@@ -92,7 +92,7 @@ SOURCES = {
             note="Candidates are drawn from the whole log, because most hours hold the ratings of one or two users. So "
             "they include films that were first rated after the request, and item age is not compared.",
         ),
-        Source(
+        FinetuneSource(
             name="kakao-brunch",
             rules={"candidates": 100, "since_ms": 1_550_793_600_000, "per_user": 2, "seed": 19},
             quick_stride=600,
@@ -103,7 +103,7 @@ SOURCES = {
 }
 
 
-def find_source(name: str) -> Source:
+def find_source(name: str) -> FinetuneSource:
     """Returns the dataset with this name. An unknown name raises UsageError, which suggests the closest name."""
     if name not in SOURCES:
         raise UsageError(
@@ -114,13 +114,13 @@ def find_source(name: str) -> Source:
     return SOURCES[name]
 
 
-def names_of(source: Source, *, quick: bool) -> tuple[str, str]:
+def names_of(source: FinetuneSource, *, quick: bool) -> tuple[str, str]:
     """Returns the names of both datasets under WORK/datasets: with requests, and for pretraining."""
     name = f"{source.name}-requests{'-quick' if quick else ''}"
     return name, f"{name}-before"
 
 
-def make_datasets(source: Source, datasets: Path, files: Path | None, *, quick: bool) -> None:
+def make_datasets(source: FinetuneSource, datasets: Path, files: Path | None, *, quick: bool) -> None:
     """Makes the datasets that are missing. `files` is the folder with the files of a public dataset."""
     requests, before = (datasets / name for name in names_of(source, quick=quick))
     if not requests.exists():
@@ -140,7 +140,7 @@ def _write_synthetic(making: Path, *, quick: bool) -> Path:
     return write_world(world, making, "synthetic").parent
 
 
-def _write_public(source: Source, making: Path, datasets: Path, files: Path | None, *, quick: bool) -> Path:
+def _write_public(source: FinetuneSource, making: Path, datasets: Path, files: Path | None, *, quick: bool) -> Path:
     """Writes a public dataset whose items have a birth and a content vector. Returns the folder of the dataset."""
     bench, rule, stride = find_bench(source.name), "file", source.quick_stride if quick else 1
     prepare(bench, (rule,), datasets, files, stride)
@@ -153,7 +153,7 @@ def _write_public(source: Source, making: Path, datasets: Path, files: Path | No
     return folder
 
 
-def pretraining_ends(source: Source, path: Path) -> Indices:
+def pretraining_ends(source: FinetuneSource, path: Path) -> Indices:
     """Returns how many of each user's first events are for pretraining [U], for the dataset with requests at `path`."""
     dataset, offsets = open_dataset(path, verify=False), user_offsets(path)
     events = dataset.read_events(["user_id", "time_ms"])
@@ -162,5 +162,7 @@ def pretraining_ends(source: Source, path: Path) -> Indices:
     if source.config.since_ms is None:
         requests = read_requests(dataset)
         users = numpy_column(events, "user_id")[offsets[:-1]]
-        np.minimum.at(first, np.searchsorted(users, numpy_column(requests, "user_id")), numpy_column(requests, "time_ms"))
+        np.minimum.at(
+            first, np.searchsorted(users, numpy_column(requests, "user_id")), numpy_column(requests, "time_ms")
+        )
     return np.bincount(owners[times < first[owners]], minlength=len(first)).astype(np.int64)

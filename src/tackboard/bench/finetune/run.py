@@ -1,9 +1,9 @@
 """`tackboard bench finetune` compares rankers that use a pretrained model in different ways, or not at all.
 
-`measure` finishes the cells of a study (study.py) as far as time allows, and returns one object with tables
-(tables.py). The folder of work, the cells and their processes are those of `tackboard bench quality`, so a study
-continues after a kill, and cells can run on several machines. `recompute` makes the tables again from the places of
-true items that `measure` kept.
+`measure` finishes the cells of a study (finetune_study.py) as far as time allows, and returns one object with tables
+(finetune_tables.py). The folder of work, the cells and their processes are those of `tackboard bench quality`, so a
+study continues after a kill, and cells can run on several machines. `recompute` makes the tables again from the places
+of true items that `measure` kept.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tackboard.bench.finetune.data import find_source, names_of
-from tackboard.bench.finetune.study import FinetuneOptions, FinetunePlan, plan, prepare_plan
-from tackboard.bench.finetune.tables import tables_of
+from tackboard.bench.finetune.finetune_study import FinetuneOptions, FinetunePlan, plan, prepare_plan
+from tackboard.bench.finetune.finetune_tables import tables_of
 from tackboard.bench.quality.cell import step_of
 from tackboard.bench.quality.cells import Work
 from tackboard.bench.quality.data import find_bench, find_files
@@ -126,9 +126,9 @@ def report(result: dict[str, Any]) -> Report:
     pool = "the same hour" if rules["pool"] == "hour" else "the whole log"
     words = [
         f"{quick}{data['num_users']:,} users, {data['num_items']:,} items, {data['num_events']:,} events, "
-        f"{data['num_requests']:,} requests with {data['num_candidates'] / data['num_requests']:.1f} candidates each on "
-        f"average: the item that the user chose, and up to {rules['candidates']} others drawn from {pool} with the seed "
-        f"{rules['seed']}.",
+        f"{data['num_requests']:,} requests with {data['num_candidates'] / data['num_requests']:.1f} candidates each "
+        f"on average: the item that the user chose, and up to {rules['candidates']} others drawn from {pool} with the "
+        f"seed {rules['seed']}.",
         source.note,
         "HIT@3 is the share of requests whose true item is among the first three candidates. It depends on the drawn "
         "candidates, so published figures are not comparable; only directions are.",

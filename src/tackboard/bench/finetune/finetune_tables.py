@@ -1,9 +1,10 @@
 """Makes the tables of `tackboard bench finetune` from finished cells, and puts the paper's directions beside them.
 
-HIT@3 is computed from the places of true items (fit.py). A difference is a mean over test requests and over the seeds
-that both rankers finished. Its interval comes from draws of test users, the same draws for both rankers, and
-verdict.py decides whether it is more than chance. The directions are those of Tables 1, 2 and 6 of the publication of
-PinFM, which reports HIT@3 of saves. Only signs are compared: the publication's rankers, data and candidates differ.
+HIT@3 is computed from the places of true items (ranker_cells.py). A difference is a mean over test requests and over
+the seeds that both rankers finished. Its interval comes from draws of test users, the same draws for both rankers.
+verdict.py decides whether a difference is more than chance. The directions are those of Tables 1, 2 and 6 of the
+publication of PinFM, which reports HIT@3 of saves. Only signs are compared: the publication's rankers, data and
+candidates differ.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tackboard.bench.finetune.fit import NO_PLACE, PLACES
-from tackboard.bench.finetune.study import COLD, OF_LABELS, SCRATCH, SHARES, TITLES, TREES, WAYS, FinetunePlan
+from tackboard.bench.finetune.finetune_study import COLD, OF_LABELS, SCRATCH, SHARES, TITLES, TREES, WAYS, FinetunePlan
+from tackboard.bench.finetune.ranker_cells import NO_PLACE, PLACES
 from tackboard.bench.quality.cells import Cell, Result
 from tackboard.bench.quality.study_plan import Table, section
 from tackboard.bench.quality.verdict import DIFFERENCE_COLUMNS, Measured, difference_cells, figures_of
@@ -69,7 +70,7 @@ Groups = Mapping[tuple[str, str], Mapping[int, Result]]
 Find = Callable[[Cell], Result | None]
 
 
-class Comparison:
+class HitComparison:
     """Computes HIT@3 and its differences from finished results. Draws of users are made once for each set of users."""
 
     def __init__(self, groups: Groups) -> None:
@@ -104,8 +105,8 @@ class Comparison:
             return None
         difference = np.mean(ours, axis=0) - np.mean(theirs, axis=0)
         low, high = interval(self._resamples(users).mean(difference))
-        of_seeds = [[float(hits.mean()) for hits in side] for side in (ours, theirs)]
-        return Measured(float(difference.mean()), low, high, *of_seeds)
+        mine, other = ([float(hits.mean()) for hits in side] for side in (ours, theirs))
+        return Measured(float(difference.mean()), low, high, mine, other)
 
     def row(
         self, one: tuple[str, str], other: tuple[str, str], label: str, part: str, published: Published
@@ -141,7 +142,7 @@ def tables_of(planned: FinetunePlan, find: Find) -> Table:
         if (result := find(cell)) is not None:
             groups.setdefault((name, share), {})[seed] = result
     pretrained = [result for cell in planned.pretrained.values() if (result := find(cell)) is not None]
-    compare, labels, parts = Comparison(groups), planned.labels, planned.source.parts
+    compare, labels, parts = HitComparison(groups), planned.labels, planned.source.parts
     sections: list[dict[str, Any]] = []
     differences: list[dict[str, Any]] = []
 
@@ -171,11 +172,7 @@ def tables_of(planned: FinetunePlan, find: Find) -> Table:
         sections.append(_shares_section(compare, labels[0]))
         add(
             "Does pretraining pay? Differences of HIT@3 by the number of training requests",
-            [
-                compare.row((a, share), (b, share), labels[0], ALL, UNKNOWN)
-                for share in SHARES
-                for a, b in OF_SHARES
-            ],
+            [compare.row((a, share), (b, share), labels[0], ALL, UNKNOWN) for share in SHARES for a, b in OF_SHARES],
         )
     sections += [_seeds_section(compare, planned, groups), _pretraining_section(pretrained)]
     return {
@@ -186,7 +183,7 @@ def tables_of(planned: FinetunePlan, find: Find) -> Table:
     }
 
 
-def _ways_section(compare: Comparison, labels: Sequence[str]) -> dict[str, Any]:
+def _ways_section(compare: HitComparison, labels: Sequence[str]) -> dict[str, Any]:
     rows = []
     for name in WAYS:
         if (name, "all") in compare.groups:
@@ -201,7 +198,7 @@ def _ways_section(compare: Comparison, labels: Sequence[str]) -> dict[str, Any]:
 METRICS = ("auc", "ne", "calibration")
 
 
-def _cold_section(compare: Comparison, label: str) -> dict[str, Any]:
+def _cold_section(compare: HitComparison, label: str) -> dict[str, Any]:
     rows = []
     for name in COLD:
         if (name, "all") in compare.groups:
@@ -216,7 +213,7 @@ def _cold_section(compare: Comparison, label: str) -> dict[str, Any]:
     return section(title, ["", "seeds", *SLICES], rows)
 
 
-def _shares_section(compare: Comparison, label: str) -> dict[str, Any]:
+def _shares_section(compare: HitComparison, label: str) -> dict[str, Any]:
     rows = []
     for share in SHARES:
         for name in OF_LABELS:
@@ -238,9 +235,9 @@ def _difference_row(row: Mapping[str, Any]) -> list[str]:
     return [*names, *difference_cells(row), relative, row["published"], row["verdict"]]
 
 
-def _seeds_section(compare: Comparison, planned: FinetunePlan, groups: Groups) -> dict[str, Any]:
+def _seeds_section(compare: HitComparison, planned: FinetunePlan, groups: Groups) -> dict[str, Any]:
     rows = []
-    for (name, share), group in groups.items():
+    for (name, _), group in groups.items():
         for seed, result in sorted(group.items()):
             values = result.values
             hits = [f"{compare.figure(result, label):.4f}" for label in planned.labels]
@@ -269,10 +266,13 @@ def _pretraining_section(pretrained: Sequence[Result]) -> dict[str, Any]:
     )
 
 
-def _rows(compare: Comparison, groups: Groups, labels: Sequence[str]) -> list[dict[str, Any]]:
+def _rows(compare: HitComparison, groups: Groups, labels: Sequence[str]) -> list[dict[str, Any]]:
     return [
         {
-            **{"ranker": name, "share": share, "seed": seed, "num_train": result.values["num_train"]},
+            "ranker": name,
+            "share": share,
+            "seed": seed,
+            "num_train": result.values["num_train"],
             "hit@3": {
                 label: {part: _number(compare.figure(result, label, part)) for part in SLICES} for label in labels
             },
@@ -290,9 +290,9 @@ def _number(value: float) -> float | None:
 def _notes(groups: Groups) -> list[str]:
     values = next(iter(next(iter(groups.values())).values())).values
     return [
-        f"The {values['num_test']:,} requests of test users judge every ranker once; {values['num_validation']:,} requests "
-        "of validation users choose its checkpoint. Requests of other users are for training. Pretraining reads events "
-        "of all users, but none from the time of the requests.",
+        f"The {values['num_test']:,} requests of test users judge every ranker once; {values['num_validation']:,} "
+        "requests of validation users choose its checkpoint. Requests of other users are for training. Pretraining "
+        "reads events of all users, but none from the time of the requests.",
         "No setting was tuned, for any ranker. PinFM learns at a tenth of the ranker's learning rates, unless it is "
         "frozen or starts from scratch.",
         "A share of the requests is drawn by seed. Boosted trees on all requests are the same for every seed.",
@@ -301,15 +301,20 @@ def _notes(groups: Groups) -> list[str]:
     ]
 
 
-def _charts(compare: Comparison, label: str, parts: Sequence[str]) -> list[dict[str, Any]]:
+def _charts(compare: HitComparison, label: str, parts: Sequence[str]) -> list[dict[str, Any]]:
     rows = [
         {"name": TITLES[name], "values": [compare.figure(one, label) for one in compare.groups[name, "all"].values()]}
         for name in dict.fromkeys((*WAYS, *COLD))
         if (name, "all") in compare.groups
     ]
     dots = {
-        **{"kind": "dots", "name": "hit3", "title": f"HIT@{TOP} of {label} on all requests", "rows": rows, "marks": {}},
-        **{"x_label": f"HIT@{TOP}", "description": "A dot for each seed, a stroke at their mean."},
+        "kind": "dots",
+        "name": "hit3",
+        "title": f"HIT@{TOP} of {label} on all requests",
+        "rows": rows,
+        "marks": {},
+        "x_label": f"HIT@{TOP}",
+        "description": "A dot for each seed, a stroke at their mean.",
     }
     lines = []
     for name in OF_LABELS if "labels" in parts else ():
@@ -319,8 +324,12 @@ def _charts(compare: Comparison, label: str, parts: Sequence[str]) -> list[dict[
             ys = [compare.mean((name, share), label) for share in shares]
             lines.append({"name": TITLES[name], "x": [float(np.log10(count)) for count in counts], "y": ys})
     curve = {
-        **{"kind": "lines", "name": "requests", "title": f"HIT@{TOP} of {label} by the number of training requests"},
-        **{"x_label": "log10 of the number of training requests", "y_label": f"HIT@{TOP}"},
-        **{"description": "One line for each ranker, mean over seeds.", "lines": lines},
+        "kind": "lines",
+        "name": "requests",
+        "title": f"HIT@{TOP} of {label} by the number of training requests",
+        "x_label": "log10 of the number of training requests",
+        "y_label": f"HIT@{TOP}",
+        "description": "One line for each ranker, mean over seeds.",
+        "lines": lines,
     }
     return [*([dots] if rows else []), *([curve] if lines else [])]

@@ -8,8 +8,8 @@ A ranker is the recipe `finetune-VARIANT`, so rankers differ only where their na
 number of steps for each dataset. Decided: no setting is tuned, for any ranker. The number of steps of the synthetic
 world was chosen from one fit of `late-last` on a world with another seed, and by the time that a study may take. Every
 ranker may train for the same number of steps, is judged a few times on validation users, and is tested once, at its
-best checkpoint. All cells of a
-seed come before those of the next seed, so a study that runs out of time has whole seeds.
+best checkpoint. Rankers of FIRST run for
+all seeds before other rankers, so that a study that runs out of time compares at least these over all seeds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tackboard.bench.finetune.data import Source, find_source, make_datasets, names_of
+from tackboard.bench.finetune.data import FinetuneSource, find_source, make_datasets, names_of
 from tackboard.bench.quality.cells import Cell, Work
 from tackboard.core.config import apply_overrides
 from tackboard.core.errors import UsageError
@@ -47,6 +47,8 @@ TITLES = {
 WAYS = ("none", SCRATCH, "frozen", "late-mean", "late-last", "early", "content", "content-token")
 COLD = ("none", "early", "random-ids", "dropout", "cold-start")
 OF_LABELS = (SCRATCH, "frozen", "late-last", TREES)
+FIRST = ("none", "frozen", "late-last", "early", "dropout", "cold-start")
+"""Rankers whose cells on all requests run first, for every seed."""
 SHARES = {"tenth": 0.1, "third": 1 / 3, "all": 1.0}
 """Name of a share of the training requests → share."""
 QUICK_SHARES = {"third": 1 / 3, "all": 1.0}
@@ -58,7 +60,7 @@ MOST_TREE_REQUESTS = 20_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sizes:
+class FinetuneSizes:
     """The sizes of the models on one dataset."""
 
     recipe: str
@@ -72,24 +74,24 @@ class Sizes:
 
 
 SIZES = {
-    "synthetic": Sizes(
+    "synthetic": FinetuneSizes(
         recipe="demo",
         pretraining=("model.width=64", "model.tables.dim=16", "training.steps=200"),
         ranker=("model.recent.num_events=16", "data.tokens_per_step=1024"),
         steps={"tenth": 90, "third": 180, "all": 360},
     ),
-    "ml-1m": Sizes(
+    "ml-1m": FinetuneSizes(
         recipe="ml-1m",
         ranker=("model.recent.num_events=100", "data.tokens_per_step=16384", "training.precision=auto"),
         steps={"all": 1200},
     ),
-    "kakao-brunch": Sizes(
+    "kakao-brunch": FinetuneSizes(
         recipe="kakao-brunch",
         ranker=("model.recent.num_events=100", "data.tokens_per_step=65536", "training.precision=auto"),
         steps={"tenth": 200, "third": 500, "all": 1200},
     ),
 }
-QUICK = Sizes(
+QUICK = FinetuneSizes(
     recipe="",
     pretraining=(
         *("model.width=32", "model.tables.dim=8", "model.tables.num_rows=2048", "data.tokens_per_step=4096"),
@@ -126,7 +128,7 @@ Key = tuple[str, str]
 class FinetunePlan:
     """The cells of a study."""
 
-    source: Source
+    source: FinetuneSource
     pretrained: Mapping[int, Cell]
     """Seed → the cell that pretrains."""
     rankers: Mapping[tuple[str, str, int], Cell]
@@ -134,8 +136,9 @@ class FinetunePlan:
 
     @property
     def cells(self) -> list[Cell]:
-        """All cells, those of the first seed first."""
-        return sorted([*self.pretrained.values(), *self.rankers.values()], key=lambda cell: cell.seed)
+        """All cells, in the order in which they run: the rankers of FIRST for each seed, then the others for each seed."""
+        others = sorted(self.rankers, key=lambda key: (key[0] not in FIRST or key[1] != "all", key[2]))
+        return [*self.pretrained.values(), *(self.rankers[key] for key in others)]
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -168,14 +171,14 @@ def prepare_plan(options: FinetuneOptions, work: Work, files: Path | None) -> No
     make_datasets(find_source(options.dataset), work.datasets, files, quick=options.quick)
 
 
-def pretraining_config(source: Source, seed: int, *, quick: bool) -> RunConfig:
+def pretraining_config(source: FinetuneSource, seed: int, *, quick: bool) -> RunConfig:
     """Returns the config of pretraining."""
     sizes = SIZES[source.name]
     config = apply_overrides(find_recipe(sizes.recipe), [*sizes.pretraining, *(QUICK.pretraining if quick else ())])
     return dataclasses.replace(config, seed=seed)
 
 
-def ranker_config(source: Source, pretrained: RunConfig, name: str, share: str, *, quick: bool) -> RunConfig:
+def ranker_config(source: FinetuneSource, pretrained: RunConfig, name: str, share: str, *, quick: bool) -> RunConfig:
     """Returns the config of a ranker on the PinFM of `pretrained`, without the run to start from."""
     sizes = SIZES[source.name]
     steps = (QUICK if quick else sizes).steps[share]
@@ -188,13 +191,14 @@ def ranker_config(source: Source, pretrained: RunConfig, name: str, share: str, 
         *(f"data.test_share={TEST_SHARE}", f"data.validation_share={VALIDATION_SHARE}"),
         *(f"training.steps={steps}", f"training.checkpoint_every={steps}"),
         f"training.validate_every={-(-steps // NUM_JUDGEMENTS)}",
+        "start.needs_run=false",  # A cell names no run, because its path differs by machine (open_run adds the run).
     ]
     if name in (SCRATCH, TREES):
         settings += ["optimizer.multipliers={}", "start.prefix="]
     return dataclasses.replace(apply_overrides(config, settings), seed=pretrained.seed)
 
 
-def _pretraining_cell(source: Source, names: tuple[str, str], seed: int, *, quick: bool) -> Cell:
+def _pretraining_cell(source: FinetuneSource, names: tuple[str, str], seed: int, *, quick: bool) -> Cell:
     config = pretraining_config(source, seed, quick=quick)
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, dataset=names[1]))
     protocol = {"filter_seen": False, "max_users": 200 if quick else 2_000}
@@ -210,7 +214,7 @@ def _pretraining_cell(source: Source, names: tuple[str, str], seed: int, *, quic
 
 
 def _ranker_cell(
-    source: Source, names: tuple[str, str], pretrained: Cell, name: str, share: str, *, quick: bool
+    source: FinetuneSource, names: tuple[str, str], pretrained: Cell, name: str, share: str, *, quick: bool
 ) -> Cell:
     config = ranker_config(source, pretrained.run_config(), name, share, quick=quick)
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, dataset=names[0]))

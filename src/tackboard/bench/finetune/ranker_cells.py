@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tackboard.bench.finetune.counts import fit_trees
+from tackboard.bench.finetune.candidate_counts import fit_trees
 from tackboard.bench.quality.cell import Machine, Outcome
 from tackboard.bench.quality.cells import Cell, Work
 from tackboard.bench.transfer.fit import CHECKPOINT
@@ -75,7 +75,7 @@ def run_ranker(work: Work, cell: Cell, machine: Machine) -> Outcome:
 
 
 def run_trees(work: Work, cell: Cell, machine: Machine) -> Outcome:
-    """Fits gradient-boosted trees on counts (counts.py) to the same requests, and tests them once."""
+    """Fits gradient-boosted trees on counts (candidate_counts.py) to the same requests, and tests them once."""
     started = time.perf_counter()
     config, source = open_run(work, cell, machine)
     before = work.datasets / str(cell.protocol["before"])
