@@ -8,8 +8,8 @@ A ranker is the recipe `finetune-VARIANT`, so rankers differ only where their na
 number of steps for each dataset. Decided: no setting is tuned, for any ranker. The number of steps of the synthetic
 world was chosen from one fit of `late-last` on a world with another seed, and by the time that a study may take. Every
 ranker may train for the same number of steps, is judged a few times on validation users, and is tested once, at its
-best checkpoint. Rankers of FIRST run for
-all seeds before other rankers, so that a study that runs out of time compares at least these over all seeds.
+best checkpoint. Rankers of FIRST run for all seeds before other rankers, so that a study that runs out of time compares
+at least these over all seeds.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class FinetunePlan:
 
     @property
     def cells(self) -> list[Cell]:
-        """All cells, in the order in which they run: the rankers of FIRST for each seed, then the others for each seed."""
+        """All cells in the order in which they run: for each seed the rankers of FIRST, then for each seed the others."""
         others = sorted(self.rankers, key=lambda key: (key[0] not in FIRST or key[1] != "all", key[2]))
         return [*self.pretrained.values(), *(self.rankers[key] for key in others)]
 

@@ -1,5 +1,6 @@
 """The numbers that trees read are counts of the pretraining events, and cosines of contents."""
 
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -26,9 +27,7 @@ def test_counts_and_trees(tiny_study: Callable[..., Any]) -> None:
     events = open_dataset(before).read_events(["user_id", "item_id"]).to_pylist()
     popularity = Counter(event["item_id"] for event in events)
     pairs = Counter(
-        (one["item_id"], two["item_id"])
-        for one, two in zip(events, events[1:], strict=False)
-        if one["user_id"] == two["user_id"]
+        (one["item_id"], two["item_id"]) for one, two in itertools.pairwise(events) if one["user_id"] == two["user_id"]
     )
     items = source.dataset.read_items(["item_id", "content"]).to_pylist()
     content = {row["item_id"]: np.array(row["content"]) for row in items}

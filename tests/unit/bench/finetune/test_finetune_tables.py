@@ -86,5 +86,5 @@ def test_a_seed_counts_only_if_both_rankers_finished_it(study: tuple[Work, Finet
 
 def test_every_published_direction_belongs_to_a_ranker() -> None:
     names = {name for name, _, _ in plan(FinetuneOptions()).rankers}
-    pairs: list[Any] = [pair for pair in OF_WAYS]
+    pairs: list[Any] = list(OF_WAYS)
     assert {name for pair in pairs for name in pair} | set(OF_COLD) <= names
