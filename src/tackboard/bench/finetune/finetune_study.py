@@ -94,8 +94,13 @@ SIZES = {
 QUICK = FinetuneSizes(
     recipe="",
     pretraining=(
-        *("model.width=32", "model.tables.dim=8", "model.tables.num_rows=2048", "data.tokens_per_step=4096"),
-        *("training.steps=40", "training.checkpoint_every=40", "optimizer.warmup_steps=10"),
+        *("model.width=32", "model.tables.num_hashes=4", "model.tables.dim=8", "model.tables.num_rows=2048"),
+        *(
+            "data.tokens_per_step=4096",
+            "training.steps=40",
+            "training.checkpoint_every=40",
+            "optimizer.warmup_steps=10",
+        ),
     ),
     ranker=("model.recent.num_events=8", "data.tokens_per_step=1024", "optimizer.warmup_steps=10"),
     steps={"third": 40, "all": 80},
@@ -136,7 +141,7 @@ class FinetunePlan:
 
     @property
     def cells(self) -> list[Cell]:
-        """All cells in the order in which they run: for each seed the rankers of FIRST, then for each seed the others."""
+        """All cells in the order in which they run: the rankers of FIRST of every seed come before the others."""
         others = sorted(self.rankers, key=lambda key: (key[0] not in FIRST or key[1] != "all", key[2]))
         return [*self.pretrained.values(), *(self.rankers[key] for key in others)]
 

@@ -19,7 +19,13 @@ from tackboard.events.public.kakao_brunch import HOUR_MS, START_MS
 from tackboard.events.public.publisher import PublishedCounts
 
 TINY = (
-    *("model.width=8", "model.tables.dim=2", "model.tables.num_rows=64", "model.backbone.num_layers=1"),
+    *(
+        "model.width=8",
+        "model.tables.num_hashes=4",
+        "model.tables.dim=2",
+        "model.tables.num_rows=64",
+        "model.backbone.num_layers=1",
+    ),
     *("data.tokens_per_step=2048", "training.steps=2", "training.checkpoint_every=2"),
 )
 

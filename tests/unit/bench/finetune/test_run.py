@@ -1,5 +1,6 @@
 """A whole study on a tiny world: nothing is done twice, and the tables can be made again; and what is refused."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from tackboard.bench.finetune import finetune_study
+from tackboard.bench.finetune.data import SOURCES
 from tackboard.bench.finetune.finetune_study import FinetuneOptions
 from tackboard.bench.finetune.run import measure, recompute, report
 from tackboard.bench.quality.kept_ranks import write_kept
@@ -60,6 +62,7 @@ def test_kakao_brunch_from_files_to_tables(fake_brunch: Path, tmp_path: Path) ->
 def test_movielens_from_files_to_tables(
     fake_ml_1m: Path, few_rankers: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(SOURCES, "ml-1m", dataclasses.replace(SOURCES["ml-1m"], quick_stride=1))
     result = run(tmp_path / "work", "ml-1m", data=fake_ml_1m)
     assert (result["num_finished"], result["failures"]) == (3, [])
     assert not any("Cold start" in part["title"] for part in result["table"]["sections"])
