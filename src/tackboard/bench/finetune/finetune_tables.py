@@ -105,8 +105,8 @@ class HitComparison:
             return None
         difference = np.mean(ours, axis=0) - np.mean(theirs, axis=0)
         low, high = interval(self._resamples(users).mean(difference))
-        mine, other = ([float(hits.mean()) for hits in side] for side in (ours, theirs))
-        return Measured(float(difference.mean()), low, high, mine, other)
+        of_ours, of_theirs = ([float(hits.mean()) for hits in side] for side in (ours, theirs))
+        return Measured(float(difference.mean()), low, high, of_ours, of_theirs)
 
     def row(
         self, one: tuple[str, str], other: tuple[str, str], label: str, part: str, published: Published
