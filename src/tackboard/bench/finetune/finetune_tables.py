@@ -289,10 +289,13 @@ def _number(value: float) -> float | None:
 
 def _notes(groups: Groups) -> list[str]:
     values = next(iter(next(iter(groups.values())).values())).values
+    fits = [one.values for group in groups.values() for one in group.values() if "steps" in one.values]
+    num_last = sum(one["steps"] == one["of_steps"] for one in fits)
     return [
         f"The {values['num_test']:,} requests of test users judge every ranker once; {values['num_validation']:,} "
         "requests of validation users choose its checkpoint. Requests of other users are for training. Pretraining "
         "reads events of all users, but none from the time of the requests.",
+        f"For {num_last} of {len(fits)} fits, the last checkpoint was the best: more steps may change their figures.",
         "No setting was tuned, for any ranker. PinFM learns at a tenth of the ranker's learning rates, unless it is "
         "frozen or starts from scratch.",
         "A share of the requests is drawn by seed. Boosted trees on all requests are the same for every seed.",

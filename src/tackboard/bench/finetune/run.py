@@ -14,6 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.compute as pc
+
 from tackboard.bench.finetune.data import find_source, names_of
 from tackboard.bench.finetune.finetune_study import FinetuneOptions, FinetunePlan, plan, prepare_plan
 from tackboard.bench.finetune.finetune_tables import tables_of
@@ -26,6 +29,8 @@ from tackboard.bench.quality.run import check_device, with_earlier
 from tackboard.bench.report import Report, Table, shown_command, where_and_when
 from tackboard.core.errors import DataError, UsageError
 from tackboard.data.pseudo_requests import read_pseudo_requests
+from tackboard.data.request_layout import read_requests
+from tackboard.evaluation.labelled_requests import TOP
 from tackboard.events.dataset import open_dataset
 from tackboard.flow.jobs import JobReport, JobRunner
 from tackboard.train.trainer import choose_device
@@ -91,7 +96,7 @@ def describe(options: FinetuneOptions, planned: FinetunePlan, work: Work, report
     path = work.datasets / names_of(planned.source, quick=options.quick)[0]
     dataset, requests = open_dataset(path, verify=False), read_pseudo_requests(path)
     assert requests is not None
-    statistics = dataset.statistics
+    statistics, lengths = dataset.statistics, pc.list_value_length(read_requests(dataset)["item_id"]).to_numpy()
     return {
         "bench": "finetune",
         "dataset": options.dataset,
@@ -100,6 +105,7 @@ def describe(options: FinetuneOptions, planned: FinetunePlan, work: Work, report
             **{f"num_{name}": int(statistics[f"num_{name}"]) for name in ("users", "items", "events")},
             "num_requests": requests.counts.requests,
             "num_candidates": requests.counts.candidates,
+            "random_hit": round(float(np.mean(np.minimum(1.0, TOP / lengths))), 4),
             "rules": dataclasses.asdict(requests.config),
         },
         "table": tables_of(planned, work.find),
@@ -130,8 +136,9 @@ def report(result: dict[str, Any]) -> Report:
         f"on average: the item that the user chose, and up to {rules['candidates']} others drawn from {pool} with the "
         f"seed {rules['seed']}.",
         source.note,
-        "HIT@3 is the share of requests whose true item is among the first three candidates. It depends on the drawn "
-        "candidates, so published figures are not comparable; only directions are.",
+        f"HIT@3 is the share of requests whose true item is among the first three candidates; a random order of the "
+        f"candidates has {data['random_hit']:.4f}. It depends on the drawn candidates, so published figures are not "
+        "comparable; only directions are.",
     ]
     return Report(
         result=result,

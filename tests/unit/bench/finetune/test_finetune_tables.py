@@ -72,6 +72,7 @@ def test_the_tables(study: tuple[Work, FinetunePlan]) -> None:
     assert ages["rows"][-1] == ["test requests", "", "200", "200", "200", "400", "600"]
     figures = {row[0]: row[2:] for row in ages["rows"]}
     assert float(figures["early fusion"][0]) == pytest.approx(0.2, abs=0.07) != float(figures["early fusion"][1])
+    assert any(note.startswith("For 0 of ") for note in table["notes"]), "step 3 of 4 was the best"
     assert {chart["name"] for chart in table["charts"]} == {"hit3", "requests"}
     assert set(charts({"table": table})) == {"hit3", "requests"}
 
