@@ -8,6 +8,7 @@ ranks from which the tables of `bench quality` are computed.
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,9 @@ from typing import Any
 from tackboard.core.files import write_bytes_atomic, write_text_atomic, writing
 from tackboard.core.rundir import describe_environment
 from tackboard.flow.outcome import describe_hardware, hardware_words
+
+KEPT_WORDS = {"ranks": "the rank of every user", "places": "the place of every true item"}
+"""Last word in the name of a file with kept results → what the file holds."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,8 @@ class Report:
     """SVG documents by name."""
     ranks: Path | None = None
     """A file with the ranks behind the tables (quality/kept_ranks.py). A copy is written beside the Markdown file."""
+    kept_as: str = "ranks"
+    """The last word in the name of this copy."""
 
 
 def where_and_when() -> dict[str, Any]:
@@ -59,6 +65,11 @@ def where_and_when() -> dict[str, Any]:
         **{name: environment[name] for name in ("python", "packages", "commit")},
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
+
+
+def shown_command(words: Sequence[str]) -> str:
+    """Returns a command line. Absolute paths are cut to their last part, because they are valid on one machine only."""
+    return shlex.join([Path(word).name if Path(word).is_absolute() else word for word in words])
 
 
 def shown_versions(packages: Mapping[str, Any]) -> str:
@@ -96,10 +107,10 @@ def write_result(report: Report, results: Path, hardware: str) -> Path:
     lines += ["", *(f"- {_sentence(note)}" for note in report.notes)] if report.notes else []
     for name in report.charts:
         lines += ["", f"![{name}]({stem}_{name}.svg)"]
-    kept = f"{stem}_ranks.npz"
+    kept = f"{stem}_{report.kept_as}.npz"
     if report.ranks is not None:
-        command = f"tackboard bench quality --recompute {kept}"
-        lines += ["", f"`{command}` makes these tables again from [the rank of every user]({kept})."]
+        command = f"tackboard bench {result['bench']} --recompute {kept}"
+        lines += ["", f"`{command}` makes these tables again from [{KEPT_WORDS[report.kept_as]}]({kept})."]
     path = results / f"{stem}.md"
     with writing("--results", path):
         results.mkdir(parents=True, exist_ok=True)

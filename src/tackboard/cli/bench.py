@@ -187,6 +187,47 @@ def bench_overload(
     _show(report(result), results, hardware, as_json=json_output)
 
 
+@app.command("finetune")
+def bench_finetune(
+    context: typer.Context,
+    dataset: str = typer.Option("synthetic", "--dataset", help="Choose synthetic, ml-1m or kakao-brunch."),
+    data: Path | None = typer.Option(
+        None, "--data", envvar="TACKBOARD_DATA", help="Read the downloads in this folder, or in its subfolder DATASET."
+    ),
+    seeds: int | None = typer.Option(None, "--seeds", min=1, help="Use this many seeds; default: 3, with --quick 1."),
+    quick: bool = typer.Option(False, "--quick", help="Use few users and steps, to see within minutes that it works."),
+    work: Path = typer.Option(
+        Path("runs/finetune"), "--work", help="Keep finished cells (units of work) in this folder; continue from them."
+    ),
+    jobs: int = typer.Option(1, "--jobs", min=0, help="Run this many cells at once, in processes; 0: in this process."),
+    device: str = typer.Option("auto", "--device", help="Train on cpu, cuda, or auto."),
+    time_limit: float | None = typer.Option(
+        None, "--time-limit", min=1.0, help="Save everything after this many seconds and exit with code 75."
+    ),
+    results: Path | None = typer.Option(
+        None, "--results", help="Write the tables, charts and the place of every true item into this folder."
+    ),
+    recompute: Path | None = typer.Option(
+        None, "--recompute", help="Make the tables again from this file …_places.npz."
+    ),
+    hardware: Hardware = "cpu",
+    json_output: Json = False,
+) -> None:
+    """Compare rankers without PinFM, with a frozen and with a fine-tuned one, on old and new items and few labels."""
+    from tackboard.bench.finetune import run
+    from tackboard.bench.finetune.finetune_study import FinetuneOptions
+
+    if recompute is not None:
+        _refuse_with_recompute(context)
+        _show(run.report(run.recompute(recompute)), results, hardware, as_json=json_output)
+        return
+    options = FinetuneOptions(dataset=dataset, quick=quick, seeds=seeds or 0)
+    given = None if dataset == "synthetic" and _is_from_environment(context, "data") else data
+    result = run.measure(options, work=work, data=given, jobs=jobs, device=device, time_limit=time_limit)
+    _show(run.report(result), results, hardware, as_json=json_output)
+    _exit_unless_finished(result)
+
+
 @app.command("quality")
 def bench_quality(
     context: typer.Context,
@@ -235,7 +276,6 @@ def bench_quality(
     from tackboard.bench.quality.report import report
     from tackboard.bench.quality.run import measure
     from tackboard.bench.quality.study_plan import Options
-    from tackboard.core.errors import EXIT_BUG, Preempted
 
     if recompute is not None:
         _recompute(context, recompute, results, hardware, as_json=json_output)
@@ -252,6 +292,13 @@ def bench_quality(
     )
     result = measure(dataset, options, work=work, data=data, jobs=jobs, device=device, time_limit=time_limit)
     _show(report(result), results, hardware, as_json=json_output)
+    _exit_unless_finished(result)
+
+
+def _exit_unless_finished(result: Mapping[str, Any]) -> None:
+    """Exits with the code of failed cells if cells failed, or with 75 if cells are left to run."""
+    from tackboard.core.errors import EXIT_BUG, Preempted
+
     if result["failures"]:
         codes = {failure["code"] for failure in result["failures"]}
         code = codes.pop()
@@ -265,6 +312,20 @@ def _recompute(context: typer.Context, path: Path, results: Path | None, hardwar
     from tackboard.bench.quality import run
     from tackboard.bench.quality.kept_ranks import find_kept
     from tackboard.bench.quality.report import report
+
+    _refuse_with_recompute(context)
+    for number, file in enumerate(find_kept(path)):
+        typer.echo(f"{chr(10) if number else ''}{file}:")
+        _show(report(run.recompute(file)), results, hardware, as_json=as_json)
+
+
+def _is_from_environment(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "ENVIRONMENT"
+
+
+def _refuse_with_recompute(context: typer.Context) -> None:
+    """Raises UsageError for an option that has no meaning with --recompute."""
     from tackboard.core.errors import UsageError
 
     for name in context.params:
@@ -280,9 +341,6 @@ def _recompute(context: typer.Context, path: Path, results: Path | None, hardwar
                 allowed="allowed: --results, --hardware, --json",
                 fix=f"leave --{option} out: the file says what was run",
             )
-    for number, file in enumerate(find_kept(path)):
-        typer.echo(f"{chr(10) if number else ''}{file}:")
-        _show(report(run.recompute(file)), results, hardware, as_json=as_json)
 
 
 def _words(text: str) -> tuple[str, ...]:

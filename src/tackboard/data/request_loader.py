@@ -34,6 +34,7 @@ from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.config import Part, PartOfUsers, StepsConfig
 from tackboard.data.index import LONG, IndexCounts, ItemFrequencies, counted_once
 from tackboard.data.labels import RequestKeys, first_of_requests
+from tackboard.data.request_layout import PSEUDO
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import ReadCounters, SequenceSource, snapshot_path
 from tackboard.data.step_plan import StepPlan
@@ -200,8 +201,11 @@ class RequestSource(SequenceSource):
         named = dataset.path if isinstance(dataset, Dataset) else Path(dataset or config.dataset)
         dataset = dataset if isinstance(dataset, Dataset) else open_dataset(named)
         if not (dataset.path / REQUESTS).exists() or "requests" not in dataset.layout.offsets:
-            fix = f"tackboard data label {named} --label ACTION=WINDOW"
-            raise DataError(f"{named} holds no labelled requests", fix=fix)
+            raise DataError(
+                f"{named} holds no labelled requests",
+                allowed=f"if the log does not say what was shown: tackboard data pseudo-requests {named} --per-user 4",
+                fix=f"tackboard data label {named} --label ACTION=WINDOW",
+            )
         chosen = features or (lambda names: standard_features(names, config.max_history))
         super().__init__(
             dataset,
@@ -484,6 +488,13 @@ def _flat(table: pa.Table, name: str) -> pa.Array:
     return one_array(table[name]).flatten()
 
 
+def _fix_for_label(path: Path, name: str) -> str:
+    """Returns the command that adds a label to the requests in the file `path`."""
+    if (path.parent / PSEUDO).exists():
+        return f"tackboard data pseudo-requests … --also {name}"
+    return f"tackboard data label … --label {name}=WINDOW"
+
+
 def _known_labels(path: Path, names: tuple[str, ...]) -> list[str]:
     """Returns `names`, or all labels if `names` is empty. Raises ConfigError if the file lacks a named label."""
     with contextlib.closing(RowReader(path)) as reader:
@@ -493,6 +504,6 @@ def _known_labels(path: Path, names: tuple[str, ...]) -> list[str]:
             raise ConfigError(
                 f"data.labels names {name!r}, which the dataset does not have",
                 allowed=f"labels in the dataset: {', '.join(known)}",
-                fix=did_you_mean(name, known) or f"tackboard data label … --label {name}=WINDOW",
+                fix=did_you_mean(name, known) or _fix_for_label(path, name),
             )
     return list(names) or known

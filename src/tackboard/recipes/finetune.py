@@ -47,7 +47,7 @@ _RANDOM_IDS = (
 )
 _DROPOUT = (*_RANDOM_IDS, "model.cold_start.age_feature=item_age_days")
 VARIANTS: dict[str, tuple[str, ...]] = {
-    "none": ("model.fusion.kind=none", "optimizer.multipliers={}", "start.prefix="),
+    "none": ("model.fusion.kind=none", "optimizer.multipliers={}", "start.prefix=", "start.needs_run=false"),
     "late-mean": ("model.fusion.kind=late-mean",),
     "late-last": (),
     "early": _EARLY,
@@ -90,7 +90,7 @@ def finetune(variant: str = "late-last", pretrained: RunConfig | None = None) ->
             tokens_per_step=4096,
         ),
         model=model,
-        start=StartConfig(prefix=PINFM),
+        start=StartConfig(prefix=PINFM, needs_run=True),
         optimizer=OptimizerConfig(dense_learning_rate=1e-3, warmup_steps=20, multipliers={PINFM: 0.1}),
         training=TrainingConfig(steps=150, checkpoint_every=50),
     )

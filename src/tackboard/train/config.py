@@ -94,6 +94,9 @@ class StartConfig:
     contains the other run's model as `pinfm`. The other run must have all of these parameters, under names without
     the prefix. If empty, the whole model gets values, or the one part of it that fits the other run, such as the
     `pinfm` of a ranker."""
+    needs_run: bool = False
+    """Whether the run stops at once if `run` is empty. Recipes that fine-tune a pretrained model set it, because a
+    model that begins at random by mistake would train without an error."""
 
 
 DATA_CONFIGS: dict[str, type[StepsConfig]] = {cls.kind: cls for cls in (DataConfig, RequestConfig, StreamConfig)}

@@ -39,6 +39,12 @@ def open_source(config: RunConfig, checkpoint: Checkpoint | None = None) -> Sequ
         data, vocabulary = data.at(state["lineage"]), Vocabulary.from_dict(state["vocabulary"])
     elif config.start.run:
         vocabulary = StartPoint.find(config.start.run).vocabulary
+    elif config.start.needs_run:
+        raise UsageError(
+            f"{config.name} begins with a pretrained model, and no run was named",
+            allowed="to begin with random parameters instead: --set start.needs_run=false",
+            fix="add --from RUN, where RUN is a run of pretraining: ls runs/",
+        )
     source = data.open(features_for(config), vocabulary=vocabulary)
     if vocabulary is not None and checkpoint is None:
         for kind in ("actions", "surfaces"):

@@ -42,7 +42,8 @@ def test_the_file_names_command_machine_commit_and_date(tmp_path: Path) -> None:
 
 def test_ranks_are_copied_beside_the_file(tmp_path: Path) -> None:
     (tmp_path / "kept.npz").write_bytes(b"ranks")
-    path = write_result(a_report(ranks=tmp_path / "kept.npz"), tmp_path / "results", "h200")
+    result = RESULT | {"bench": "quality"}
+    path = write_result(a_report(ranks=tmp_path / "kept.npz", result=result), tmp_path / "results", "h200")
     assert (path.parent / "speed_h200_202701_ranks.npz").read_bytes() == b"ranks"
     assert "`tackboard bench quality --recompute speed_h200_202701_ranks.npz` makes these tables" in path.read_text()
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from tackboard.bench.finetune.finetune_study import FinetuneOptions
 from tackboard.bench.quality.study_plan import Options
 from tackboard.bench.report import Report
 
@@ -24,6 +25,7 @@ MODULES = {
     "overload": ("overload", "overload"),
     "dcat": ("dcat.run", "dcat.report"),
     "quality": ("quality.run", "quality.report"),
+    "finetune": ("finetune.run", "finetune.run"),
 }
 """Of each bench, the modules that measure and that report."""
 
@@ -108,6 +110,32 @@ def test_options_of_quality(tackboard: Program, stand_in: Callable[..., list[Any
         overrides=("a.b=1", "m:c=2"),
     )  # fmt: skip
     assert more == {"data": Path("files"), "work": Path("w"), "jobs": 3, "device": "cpu", "time_limit": 60.0}
+
+
+def test_options_of_finetune(
+    tackboard: Program, stand_in: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = stand_in("finetune", failures=[], is_stopped=False)
+    answer = tackboard(
+        *("bench", "finetune", "--dataset", "ml-1m", "--data", "files", "--seeds", "2", "--quick", "--work", "w"),
+        *("--jobs", "3", "--device", "cpu", "--time-limit", "60", "--json"),
+    )
+    assert answer.code == 0, answer.err
+    assert answer.out.splitlines()[0] == "the finetune table" and answer.json()["bench"] == "finetune"
+    options, more = asked[0]
+    assert options == FinetuneOptions(dataset="ml-1m", quick=True, seeds=2)
+    assert more == {"data": Path("files"), "work": Path("w"), "jobs": 3, "device": "cpu", "time_limit": 60.0}
+    monkeypatch.setenv("TACKBOARD_DATA", "everywhere")
+    assert tackboard("bench", "finetune").code == 0
+    assert asked[1][0] == FinetuneOptions() and asked[1][1]["data"] is None, "the synthetic world needs no files"
+    stand_in("finetune", failures=[], is_stopped=True)
+    assert tackboard("bench", "finetune").code == 75
+    stand_in("finetune", failures=[{"code": 4}], is_stopped=False)
+    assert tackboard("bench", "finetune").code == 4
+    answer = tackboard("bench", "finetune", "--recompute", "x_places.npz", "--seeds", "2")
+    assert answer.code == 2 and "--seeds has no meaning with --recompute" in answer.err
+    answer = tackboard("bench", "finetune", "--dataset", "syntetic")
+    assert answer.code == 2 and "did you mean synthetic?" in answer.err
 
 
 def test_recompute_takes_no_other_question(tackboard: Program, tmp_path: Path) -> None:

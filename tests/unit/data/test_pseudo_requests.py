@@ -13,7 +13,7 @@ import pytest
 
 from tackboard.batch import HashConfig
 from tackboard.core import files
-from tackboard.core.errors import DataError, UsageError
+from tackboard.core.errors import ConfigError, DataError, UsageError
 from tackboard.core.keyed_random import bits, uniform
 from tackboard.data import pseudo_requests
 from tackboard.data.labels import Label, LabelConfig
@@ -271,6 +271,8 @@ def test_readers_take_them_for_labelled_requests(folder: Path) -> None:
     for name in ("events.parquet", "items.parquet", "users.parquet"):
         assert (old.path / name).stat().st_ino == (dataset.path / name).stat().st_ino
     config = RequestConfig(dataset=str(folder), max_history=8, validation_share=0.0, test_share=0.0)
+    with pytest.raises(ConfigError, match=r"labels in the dataset: next\ntackboard data pseudo-requests … --also buy"):
+        RequestSource(dataclasses.replace(config, labels=("buy",)))
     source = RequestSource(config)
     steps = RequestSteps(source, config, HashConfig(num_hashes=1, num_rows=64), seed=0)
     assert source.labels == ["next"]

@@ -250,7 +250,7 @@ def test_a_bundle_for_other_ids_is_refused(dataset: Dataset, scorer: Scorer, mon
 
 
 def test_a_dataset_without_labels_is_refused(scorer: Scorer, tiny_config: Config) -> None:
-    with pytest.raises(DataError, match="holds no labelled requests\ntackboard data label"):
+    with pytest.raises(DataError, match="holds no labelled requests\n.*pseudo-requests.*\ntackboard data label"):
         open_for_prediction(open_dataset(tiny_config().data.dataset), scorer)
 
 

@@ -21,6 +21,7 @@ def test_a_variant_has_the_parameters_of_the_pretrained_model(variant: str) -> N
     config = find_recipe(f"finetune-{variant}")
     assert config.name == f"finetune-{variant}" and config.data.max_history == config.model.max_history
     shapes = {name: tuple(value.shape) for name, value in build_model(config.model, VOCABULARY).state_dict().items()}
+    assert config.start.needs_run == (variant != "none")
     inside = {name.removeprefix(PINFM): shape for name, shape in shapes.items() if name.startswith(PINFM)}
     pretrained = build_model(demo().model, VOCABULARY).state_dict()
     assert inside == ({} if variant == "none" else {name: tuple(value.shape) for name, value in pretrained.items()})

@@ -309,6 +309,8 @@ STAGES = {
     "transfer": "tackboard.bench.transfer.fit:run_transfer",
     "transfer-baselines": "tackboard.bench.transfer.count_baselines:run_baselines",
     "ablation-positives": "tackboard.bench.quality.ablations:run_positives",
+    "finetune": "tackboard.bench.finetune.ranker_cells:run_ranker",
+    "finetune-trees": "tackboard.bench.finetune.ranker_cells:run_trees",
 }
 """Stage → module:function that takes (work, cell, machine). A study that needs a new stage adds it here."""
 

@@ -5,12 +5,11 @@ The table in the result has the same form for every study, so every study is sho
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tackboard.bench.report import Report, Table
+from tackboard.bench.report import Report, Table, shown_command
 from tackboard.core.errors import counted
 from tackboard.report.svg import Dots, Line, Svg, dot_chart, line_chart
 
@@ -30,8 +29,7 @@ def report(result: Mapping[str, Any]) -> Report:
         result=result,
         theme=f"quality-{result['dataset']}-{result['study']}",
         title=f"Quality: {result['study']} on {result['dataset']}{', quick' if result['quick'] else ''}",
-        # Absolute paths are cut to their last part, because an absolute path is valid on one machine only.
-        command=shlex.join([Path(word).name if Path(word).is_absolute() else word for word in result["command"]]),
+        command=shown_command(result["command"]),
         versions=f"Models were fitted on: {', '.join(result['devices']) or 'none'}. "
         f"Commits of the cells: {', '.join(commits) or 'unknown'}.",
         words=[f"{headline(result)}.", protocol(result)],
