@@ -59,6 +59,11 @@ HELD_OUT_USERS = 0.2
 """Share of the users whose requests judge the rankers. Neither pretraining nor a ranker learns from them."""
 REQUESTS_PER_USER, OTHER_CANDIDATES = 4, 50
 """Number of newest events per user that become requests, and number of other candidates of a request."""
+NUM_RECENT_EVENTS, RANKER_STEPS = 16, 100
+"""Size of the rankers' own sequence module, and their training steps: less than in the recipes, because the demo must
+be short. Training and serving read these events once per candidate."""
+TIMEOUT_MS = 10_000
+"""The server's own limit is 1 s. A demo on a busy machine shows a slow answer instead of failing."""
 FINETUNE = "finetune-late-last"
 """The recipe of the ranker on PinFM. It was chosen on worlds of other seeds (docs/log.md)."""
 
@@ -171,7 +176,9 @@ def build_commands(config: DemoConfig, run: str = "RUN") -> dict[str, tuple[str,
     dataset = out / "datasets" / MODEL
     small_world = ("--set", "num_users=300", "--set", "num_items=400") if config.quick else ()
     short_run = ("--set", "training.steps=20", "--set", "training.log_every=1") if config.quick else ()
-    train_options = ("--set", f"data.dataset={dataset}", *short_run, "--runs", str(out / "runs"), "--json")
+    train_options = ("--set", f"data.dataset={dataset}", "--runs", str(out / "runs"), "--json")
+    ranker_steps = short_run or ("--set", f"training.steps={RANKER_STEPS}")
+    small_ranker = ("--set", f"model.recent.num_events={NUM_RECENT_EVENTS}", *ranker_steps)
     # A user's id decides whether the user is held out, so these two settings hold out the same users.
     pretrained_without = ("--set", f"data.validation_share={HELD_OUT_USERS}")
     tested_on = ("--set", "data.validation_share=0", "--set", f"data.test_share={HELD_OUT_USERS}")
@@ -180,19 +187,20 @@ def build_commands(config: DemoConfig, run: str = "RUN") -> dict[str, tuple[str,
             *("data", "synth", "--world", "demo", *small_world),
             *("--out", str(out / "datasets"), "--name", MODEL, "--json"),
         ),
-        "pretrain": ("train", "demo", *pretrained_without, *train_options),
+        "pretrain": ("train", "demo", *pretrained_without, *short_run, *train_options),
         "evaluate": ("evaluate", run, "--json"),
         "requests": (
             *("data", "pseudo-requests", str(dataset), "--candidates", str(OTHER_CANDIDATES)),
             *("--per-user", str(REQUESTS_PER_USER), "--also", "save", "--json"),
         ),
-        "ranker": ("train", "finetune-none", *tested_on, *train_options),
+        "ranker": ("train", "finetune-none", *tested_on, *small_ranker, *train_options),
         "ranker-eval": ("evaluate", run, "--json"),
-        "finetune": ("train", FINETUNE, "--from", run, *tested_on, *train_options),
+        "finetune": ("train", FINETUNE, "--from", run, *tested_on, *small_ranker, *train_options),
         "finetune-eval": ("evaluate", run, "--json"),
         "export": ("export", run, "--out", str(out / "bundle"), "--name", MODEL, "--json"),
         "serve": (
             *("serve", str(out / "bundle"), "--port", "0", "--port-file", str(out / "port")),
+            *("--timeout-ms", str(TIMEOUT_MS)),
             *("--log-features", str(out / "served"), "--log-key", str(out / "log.key")),
         ),
     }
