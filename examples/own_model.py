@@ -36,7 +36,7 @@ class DecayedSumConfig(ModelConfig):
 
 
 class DecayedSum(RetrievalModel):
-    """The a-th newest event weighs sigmoid(decay) ** a. A score is the dot product of user and item (base class)."""
+    """The a-th newest event weighs sigmoid(decay) ** a. The base class scores items by dot products with the user."""
 
     def __init__(self, config: DecayedSumConfig, vocabulary: Vocabulary) -> None:
         super().__init__()

@@ -136,7 +136,7 @@ def lock_word(package: Package, locks: dict[str, Pin]) -> str:
 
 def ask_advisories(package: Package, source: str, deadline: float) -> list[str] | None:
     """Returns the known vulnerabilities of this version, or None if unknown. Raises OSError if there is no answer."""
-    # Every index has the second of these pages, but that page describes only the newest version.
+    # Some indexes have only the second of these pages, which describes the newest version of the package.
     for path in (f"{package.name}/{package.version}", package.name):
         if time.monotonic() > deadline:
             return None

@@ -84,7 +84,7 @@ def attention() -> None:
 
 
 def loss() -> None:
-    """Compares the implementations of the contrastive loss. Each user has 48 own items, which are no negatives."""
+    """Compares the implementations of the contrastive loss. 48 items of each user are no negatives for this user."""
     hidden = 20 * torch.nn.functional.normalize(torch.randn(NUM_TOKENS, LOSS_WIDTH, device="cuda"), dim=1)
     items = torch.nn.functional.normalize(torch.randn(NUM_NEGATIVES, LOSS_WIDTH, device="cuda"), dim=1)
     leaves = hidden.requires_grad_(), items.requires_grad_()

@@ -89,7 +89,7 @@ def applies_here(requirement: str, system: str, machine: str) -> bool:
 
 
 def torch_build(version: str, requires: Sequence[str], system: str = "Linux", machine: str = "x86_64") -> str:
-    """Returns "cpu" or "cuda". The version's local part (`+cpu`) decides or, without it, the wheel's requirements."""
+    """Returns "cpu" or "cuda", by the version's local part (`+cpu`) or, if it has none, by the wheel's requirements."""
     local = version.partition("+")[2].lower()
     if local:
         return "cpu" if local.startswith("cpu") else "cuda"

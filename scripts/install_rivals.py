@@ -68,7 +68,7 @@ def install() -> None:
 
 
 def lend_torch() -> None:
-    """Makes the packages of the Python that runs this script visible to the environment, after its own packages."""
+    """Adds the packages of the Python that runs this script at the end of the environment's search path."""
     ours = Path(sysconfig.get_path("purelib"))
     folder = VENV / "lib" / ours.parent.name / "site-packages"
     folder.mkdir(parents=True, exist_ok=True)

@@ -56,7 +56,7 @@ def to_arrow(answer: tuple[Any, Any]) -> tuple[pa.Table, pa.Table]:
     requests, rows = answer
     if isinstance(requests, Mapping) and isinstance(requests["hour"], int):
         requests = {name: [value] for name, value in requests.items()}
-    # A type is given only for features that may be missing. The types of all other features are compared too.
+    # Only features that may be missing get their type here. The comparison also checks the types of all other features.
     types = {name: REQUEST_FEATURES[name] for name in ("last_click", "favourite", "top_items")}
     return (
         pa.table({name: pa.array(requests[name], type=types.get(name)) for name in REQUEST_FEATURES}),

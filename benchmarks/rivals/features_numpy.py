@@ -2,10 +2,10 @@
 
 It takes the tables as pandas frames (`feature_frames`) and returns a frame with a row per request and a frame with a
 row per candidate. It runs in the rivals' environment only (`make rivals`). It shows how much faster code becomes
-without data frames: all values are arrays, positions and codes. pandas only looks up ids, converts time zones and
-groups once. Strings are codes, so that text is processed once per distinct string. Features that depend on an item
-alone are computed once per item and taken by position. Events are matched with requests by repeated positions, not by a
-join.
+without data frames: all values are arrays, positions and codes. pandas is used only to look up ids, to convert time
+zones and to group rows. Strings are codes, so that text is processed once per distinct string. Features that depend on
+an item alone are computed once per item and taken by position. Events are matched with requests by repeated positions,
+not by a join.
 """
 
 from __future__ import annotations

@@ -112,7 +112,10 @@ def pair_expressions() -> list[pl.Expr]:
 
 
 def click_expressions() -> list[pl.Expr]:
-    """Returns the aggregations of clicks in the order of the events. `age_ms` is the age of a click at the request."""
+    """Returns the aggregations of clicks, which must be in the order of the events.
+
+    `age_ms` is the age of a click at the time of the request.
+    """
     dwell = pl.col("dwell_ms").fill_null(0)
     return [
         pl.col("item_id").last().alias("last_click"),

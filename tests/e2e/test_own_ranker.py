@@ -203,7 +203,7 @@ def test_a_run_and_a_bundle_of_it_start_the_same_ranker(
             assert (one / f"{file}.safetensors").read_bytes() == (other / f"{file}.safetensors").read_bytes()
     name = (labelled / "first" / "latest").resolve().name
     card = (labelled / "started" / "card.md").read_text()
-    assert f"The parameters under `pinfm.` began as those of step 4 of run `{name}`" in card
+    assert f"The parameters under `pinfm.` were initialised from step 4 of run `{name}`" in card
     assert "the log odds of click" in card and "not probabilities" not in card
     for wrong, said in (
         (["to-serve"], "tackboard export RUN --out BUNDLE --for-training"),

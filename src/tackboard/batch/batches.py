@@ -1,8 +1,8 @@
 """Defines the batches that models read: histories as tensors, and requests with candidates as tensors.
 
 A batch of B histories holds N events, packed end to end, and the M distinct items of these events. An event refers to
-its item by the item's position in the list of distinct items. So a table row is looked up once per distinct item,
-however often the item occurs. Row ids are computed when the batch is built, never inside `forward`.
+its item by the item's position in the list of distinct items. So the embedding rows of an item are looked up only once,
+however often the item occurs. The row numbers are computed when the batch is built, never inside `forward`.
 
     offsets  [B+1]  0 ────── 3 ───────────── 7      two histories, of 3 and of 4 events
     items    [N]    0  1  0    2  1  3  2           positions in the distinct items
@@ -10,9 +10,10 @@ however often the item occurs. Row ids are computed when the batch is built, nev
     item_rows [M, k]                                one row in each of the k sub-tables
     sampled  [K]    1  3                            items drawn at random as negatives; they may occur in events too
 
-A feature is a tensor with a row for each history, event, request or candidate: a number, an id, a time, or a vector
-[·, w]. A feature of lists, whose lengths may differ, is a `Jagged`. This module does not depend on logs or on the
-definitions of features, so models do not depend on them either. `builder` makes batches.
+A feature is a tensor with one entry for each history, event, request or candidate. An entry is a number, an id, a time,
+or a vector of width w (then the shape is [·, w]). If the entries are lists, whose lengths may differ, the feature is a
+`Jagged`. This module does not depend on logs or on the definitions of features, so models do not depend on them either.
+`builder` makes batches.
 
 Shapes: B rows (histories), N packed events, M distinct items, k hash functions; U requests, C candidates.
 """
@@ -179,7 +180,7 @@ class SequenceBatch(Batch):
         return self.columns[name]
 
     def of_request(self, name: str) -> torch.Tensor:
-        """Returns a feature of the request that is not a list: [B, …], or [N, …] if every event has its own request."""
+        """Returns a feature of the request: [B, …], or [N, …] if every event has its own request. Lists are refused."""
         feature = self.request[name]
         if isinstance(feature, Jagged):
             raise ConfigError(f"the model reads {name} as a number, but it is a list", fix="read it as `Jagged`")
@@ -203,7 +204,7 @@ class RequestBatch(Batch):
     """Holds U requests, each with one history, and the C candidates of these requests.
 
         histories.offsets  0 ───── 5 ──── 8         two requests
-        request_of [C]     0 0 0 0 1 1 1            the request of each candidate, rising
+        request_of [C]     0 0 0 0 1 1 1            the request of each candidate, in ascending order
         candidates [C]                              positions among histories.item_ids
 
     Each history is stored once. `expand` works on the device: it repeats results of a history for each candidate.
@@ -211,7 +212,7 @@ class RequestBatch(Batch):
     candidates [C], and `histories.request` holds the features of requests [U]. `of_candidates` returns a feature of
     either kind for each candidate.
 
-    Eight fields have values only in batches of labelled requests. In a batch of a server, `request_ms` is 0,
+    Eight fields are filled only in batches of labelled requests. In a batch of a server, `request_ms` is 0,
     `positions` are -1, `weights` are 1, `labels` and `known` are empty, `histories.users` and `histories.item_log_q`
     are 0 and `histories.is_positive` is False. So scores must not depend on these fields.
     """

@@ -6,10 +6,10 @@
     make_requests       several requests whose distinct items are known already
     with_items          a batch of histories with further items, such as drawn negatives
 
-The functions take a sequence column with the column `item`, features as columns, and ids of candidates. They return
-tensors that share no memory with these columns. Whole numbers, ids and times become int64, other numbers become
-float32, a vector has the shape [rows, width], and a list is `Jagged`. Text cannot become a tensor, and no value may be
-missing.
+The functions take histories as one sequence column that contains `item`, features as columns, and ids of candidates.
+They return tensors that share no memory with these columns. Whole numbers, ids and times become int64, other numbers
+become float32, a vector has the shape [rows, width], and a list is `Jagged`. Text cannot become a tensor, and no value
+may be missing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def make_batch(
     is_positive: NDArray[np.bool_] | None = None,
     log_q: LogShares | None = None,
 ) -> SequenceBatch:
-    """Builds a batch of B histories from a sequence column with the column `item`, and from features of the request.
+    """Builds a batch of B histories from a sequence column that contains `item`, and from features of the request.
 
     `is_positive` [N] marks the events that a loss may predict (default: none). `log_q` gives the log of each distinct
     item's share of the training events, for the popularity correction of the loss (default: 0). `users` [B] holds the

@@ -1,16 +1,17 @@
-"""Says which context each candidate of a request sees. The host knows this without asking the device.
+"""Says which tokens each candidate of a request sees: its context. The host computes this without asking the device.
 
-The input is the offsets of the context rows (one row per request) and the row of each candidate, both on the CPU. The
-output is a `CrossLayout`, which `ops.crossed_attention` reads. Each context row is stored once, for all of its
-candidates, so the layout pairs rows with pieces of their candidates:
+A context row holds the packed tokens of one request's history. The input is the offsets of the context rows (one row
+per request) and the row of each candidate, both on the CPU. The output is a `CrossLayout`, which
+`ops.crossed_attention` reads. Each context row is stored once, for all of its candidates, so the layout pairs rows with
+pieces of their candidates:
 
     context rows      ▷ a b c        ▷ d                 3 + 1 and 1 + 1 tokens
     candidates        p q r          s                   of row 0, and of row 1
     pieces            (row 0: p q r) (row 1: s)          at most PIECE candidates each
 
 Pieces with similar numbers of candidates and context rows of similar length share a grid [V pieces, c candidates, S
-tokens]. Padded cells repeat a token or a candidate; scores of padded tokens are masked, and nothing reads what padded
-candidates got.
+tokens]. Padded cells repeat a token or a candidate. Scores of padded tokens are masked, and the results of padded
+candidates are never read.
 
 Shapes: B rows, T context tokens, C candidates, V pieces of a grid.
 """
@@ -33,7 +34,10 @@ PIECE = 256
 
 @dataclasses.dataclass(frozen=True)
 class CrossGroup:
-    """A grid: its number of pieces, candidates of its largest piece, tokens of its longest row, and first cells."""
+    """Describes a grid by its three sizes, and by the numbers of its first piece and of its first cells.
+
+    `num_candidates` is the size of the largest piece, and `num_tokens` the length of the longest row.
+    """
 
     num_pieces: int
     num_candidates: int
@@ -57,28 +61,29 @@ class CrossLayout:
     lengths: torch.Tensor
     """The number of context tokens of each piece's row, in the order of the pieces."""
     first_visible: torch.Tensor
-    """The first place of its row that the candidates of each piece may see; 0 unless the length is fixed."""
+    """For each piece, the first place in its row that its candidates may see; 0 unless the length is fixed."""
     places: torch.Tensor
     """The place of each candidate: the number of context tokens before it [C]."""
 
     @classmethod
     def of(cls, offsets: torch.Tensor, row_of_candidate: torch.Tensor, fixed_length: int = 0) -> CrossLayout:
-        """Returns the layout of context rows with these offsets [B + 1] and candidates of these rows [C], rising.
+        """Returns the layout of the context rows with these `offsets` [B + 1].
 
-        With a `fixed_length`, row and candidate together have at most this many slots: if there are more, the candidate
-        takes the place of the oldest tokens, which it then does not see.
+        `row_of_candidate` [C], in ascending order, gives the row that each candidate sees. A `fixed_length` other than
+        0 limits the number of tokens that take part: the candidate itself and the newest tokens of its row. The
+        candidate does not see the older tokens.
         """
         offsets_np, row_of = offsets.numpy().astype(np.int64), row_of_candidate.numpy().astype(np.int64)
         lengths_B = np.diff(offsets_np)
         rises = not len(row_of) or (row_of[0] >= 0 and row_of[-1] < len(lengths_B) and not (np.diff(row_of) < 0).any())
         if not rises:
             raise DataError(
-                f"candidates belong to rows that do not rise from 0 to {len(lengths_B) - 1}",
+                f"the row numbers of candidates are not ascending numbers from 0 to {len(lengths_B) - 1}",
                 fix="sort the candidates by their request",
             )
         rows_V, firsts_V, counts_V = _pieces(np.bincount(row_of, minlength=len(lengths_B)))
         groups, order, tokens, candidates = _grids(offsets_np, lengths_B, rows_V, firsts_V, counts_V)
-        # Where padding repeats a candidate, the first cell counts.
+        # Padding repeats a candidate in later cells, so the first cell of a candidate is its own.
         cells = np.zeros(len(row_of), dtype=np.int64)
         cells[candidates[::-1]] = np.arange(len(candidates))[::-1]
         lengths_V = lengths_B[rows_V[order]]
@@ -92,7 +97,7 @@ class CrossLayout:
 
 
 def _pieces(counts_B: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Cuts the candidates of each row into pieces; returns row, first candidate and number of candidates of each."""
+    """Cuts the candidates of each row into pieces. Returns the row, first candidate and size of each piece."""
     num_pieces = -(-counts_B // PIECE)
     rows = np.repeat(np.arange(len(counts_B)), num_pieces)
     place = np.arange(len(rows)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
@@ -107,7 +112,7 @@ def _grids(
     firsts_V: NDArray[np.int64],
     counts_V: NDArray[np.int64],
 ) -> tuple[tuple[CrossGroup, ...], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the groups, the order of the pieces, the token of each token cell and the candidate of each cell."""
+    """Returns groups, order of the pieces, token of each token cell, and candidate of each candidate cell."""
     lengths_V = lengths_B[rows_V]
     octave_V = np.ceil(np.log2(np.maximum(counts_V, 1))).astype(np.int64)
     order = np.lexsort((lengths_V, octave_V))

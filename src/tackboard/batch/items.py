@@ -1,18 +1,20 @@
 """Finds the distinct items of a batch, and for each item its table rows and its share of the training events.
 
-`distinct_items` is simple and slow: it sorts the items of one batch and hashes them. `DistinctItems` holds a table of
-items whose rows and shares are already known, such as the whole catalogue. An event names its item by a code, which is
-the item's position in this table. Then the distinct items of a batch are found without sorting all of its events:
+`distinct_items` is simple and slow: it sorts the items of one batch and hashes them. `DistinctItems` holds a list of
+items whose table rows and shares are already known, such as the whole catalogue (`ItemTable`). An event names its item
+by a code, which is the item's position in this list. Then the distinct items of a batch are found without sorting all
+of its events:
 
     codes     4 0 4 2 0 2 2     the code of each event of the batch
-    scratch   [·]               one entry for each item of the table; its old content does not matter
+    scratch   [·]               one entry for each item of the list; its old content does not matter
               1. Write each event's position at the event's code. Each entry keeps the last write, so only the last
                  event of each item reads its own position there. These last events give the distinct items.
               2. Write each distinct item's place in sorted order at its code. Reading the entries at the codes of all
                  events gives `items`.
 
-Codes are usually stored with the dataset (data/positions.py). If not, `coded_items` makes a table and codes for the
-items of a window (the buckets that are in memory together), which takes longer than all other work on the window.
+Codes are usually stored with the dataset (data/positions.py). If they are not stored, `coded_items` makes the list and
+the codes for the items of a window (the buckets that are in memory together). This takes longer than all other work on
+the window.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ LogShares = Callable[[NDArray[np.int64]], NDArray[np.float32]]
 
 
 class ItemTable:
-    """Holds M distinct items, in ascending order, with their table rows and log shares (0 if `log_q` is None)."""
+    """Lists M distinct items, in ascending order, with their table rows and log shares (0 if `log_q` is None)."""
 
     def __init__(self, ids: NDArray[np.int64], hashing: HashConfig, log_q: LogShares | None = None) -> None:
         self.ids = ids
@@ -57,11 +59,11 @@ def distinct_items(
 
 
 class DistinctItems:
-    """Holds a table of items; `of` finds the distinct items of a batch. Threads may not share one object."""
+    """Holds an `ItemTable`; `of` finds the distinct items of a batch. Threads may not share one object."""
 
     def __init__(self, table: ItemTable) -> None:
         self._ids, self._log_q = table.ids, table.log_q
-        # A row number is below 2^31. With 32 bits, more of a large table stays in the caches.
+        # A row number is below 2^31. With 32 bits per number, more of a large array stays in the caches.
         self._rows = table.rows.astype(np.int32)
         self._scratch = np.empty(len(table.ids), dtype=np.int32)
 
@@ -92,7 +94,7 @@ class DistinctItems:
 def coded_items(
     item_ids: NDArray[np.int64], hashing: HashConfig, log_q: LogShares | None = None
 ) -> tuple[DistinctItems, NDArray[np.int64]]:
-    """Returns a table of the distinct items of a window, and the code of each element of `item_ids`."""
+    """Returns the distinct items of a window, and the code of each element of `item_ids`: its position among them."""
     encoded = pa.array(item_ids).dictionary_encode()
     found = encoded.dictionary.to_numpy()
     order = np.argsort(found)

@@ -4,9 +4,9 @@ The input is a batch. The output is the same batch with more events, histories a
 padding. A compiled step, an allocator and a recorded CUDA graph work best with sizes that they have seen before.
 Padding changes no result:
 
-    an item of padding      has the row -1 in every table: it reads zeros and is never updated; it is never a negative
-    an event of padding     is not positive, so nothing predicts it, and it is in a history of padding
-    a history of padding    belongs to the last user; the first history of padding has at least one event
+    a padding item          has the row -1 in every table: it reads zeros and is never updated; it is never a negative
+    a padding event         is not positive, so nothing predicts it, and it is in a padding history
+    a padding history       belongs to the last user; the first padding history has at least one event
 
 A size n is rounded up to a multiple of p/16, where p is the largest power of two that is at most n. Then SPARE is
 added. So a large size grows by less than 7%, and there is always at least one element of padding, to which the padding
@@ -14,8 +14,8 @@ of other tensors can point. Sizes that hardly influence the work, such as the nu
 coarsely (`coarse_size`). The fewer values each size can take, the fewer different shapes a step can have. All sizes are
 multiples of 16, because compiled kernels are faster for them.
 
-Decided: a size is a function of the batch alone and not of earlier batches, so a resumed run repeats it. The plan of
-steps fills all steps of an epoch almost equally, so most sizes take only one or two different values.
+Decided: a size is a function of the batch alone and not of earlier batches, so a resumed run gets the same sizes. The
+plan of steps fills all steps of an epoch almost equally, so most sizes take only one or two different values.
 
 Shapes: B rows (histories), N packed events, M distinct items, K drawn items.
 """
@@ -64,12 +64,12 @@ def pad_batch(batch: SequenceBatch) -> SequenceBatch:
     """
     num_events, num_rows = padded_size(batch.num_events), batch.num_rows
     lengths_B = batch.lengths()
-    # Histories of padding are no longer than the longest real history. A model may have no positions for longer ones.
+    # Padding histories are no longer than the longest real history: a model may have no positions beyond its end.
     longest = max(1, int(lengths_B.max()) if num_rows else 1)
     num_added = num_events - batch.num_events
     num_rows = coarse_size(num_rows + num_added // longest)
     added = torch.arange(num_rows - batch.num_rows)
-    # The added events are spread evenly; the first histories of padding have one more.
+    # The added events are spread evenly. If they do not divide evenly, the first padding histories have one more.
     lengths_B = torch.cat([lengths_B, (num_added + len(added) - 1 - added) // len(added)])
     num_items = padded_size(len(batch.item_ids))
     num_drawn = len(batch.sampled)
@@ -84,7 +84,7 @@ def pad_batch(batch: SequenceBatch) -> SequenceBatch:
         item_ids=pad_to(batch.item_ids, num_items, 0),
         item_rows=pad_to(batch.item_rows, num_items, -1),
         item_log_q=pad_to(batch.item_log_q, num_items, 0.0),
-        # To draw an item twice is the same as to draw it once.
+        # Drawing an item twice is the same as drawing it once.
         sampled=pad_to(batch.sampled, coarse_size(num_drawn), int(batch.sampled[-1])) if num_drawn else batch.sampled,
     )
     return padded.with_padding(num_added)

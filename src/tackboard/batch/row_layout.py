@@ -61,12 +61,12 @@ class RowLayout:
     """`longest` rounded up to a power of two, so that kernels see few different numbers. It is stored, because compiled
     code that computed it would be compiled again for every `longest`."""
     num_tiles: int
-    """Number of tiles, padded by `size_of`. A tile is a block of queries with a block of keys of the same row; the keys
-    are not after the queries."""
+    """Number of tiles, padded by `size_of`. A tile pairs a block of queries with a block of keys of the same row: the
+    same block or an earlier block."""
     groups: tuple[Group, ...]
     """The grids, from short rows to long rows. Empty rows are in no grid."""
     offsets: torch.Tensor
-    """The first token of each row, and the number of tokens [B + 1]."""
+    """The first token of each row, followed by the number of all tokens [B + 1]."""
     places: torch.Tensor
     """The place of each token in its row [T]."""
     cells: torch.Tensor
@@ -76,10 +76,10 @@ class RowLayout:
     block_starts: torch.Tensor
     """The place at which each block starts in its row [N]; a block without tokens starts at the end of row 0."""
     row_tiles: torch.Tensor
-    """The first tile of each row, and the number of tiles [B + 1]. Tiles of a row are numbered by block of queries,
-    then by block of keys."""
+    """The first tile of each row, followed by the number of all tiles [B + 1]. Tiles of a row are numbered by block of
+    queries, then by block of keys."""
     tokens: torch.Tensor
-    """The token that each cell holds [C]. C is no function of B and T, so these numbers are the last in `packed`."""
+    """The token that each cell holds [C]. C does not follow from B and T, so `packed` holds these numbers last."""
     packed: torch.Tensor
     """One tensor that holds all index tensors, so that one copy moves them all."""
 

@@ -1,4 +1,4 @@
-"""Converts item ids to rows of tables."""
+"""Converts item ids to rows of embedding tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class HashConfig:
     seed: int = 0
     """Seed that chooses the hash functions; it is part of the model."""
     method: str = "mix"
-    """`mix` hashes ids. `modulo` takes id mod num_rows: ids from 0 to num_rows - 1 have rows of their own."""
+    """`mix` hashes ids. `modulo` takes id mod num_rows, so each id from 0 to num_rows - 1 has its own row."""
 
     def __post_init__(self) -> None:
         check(1 <= self.num_hashes <= 64, "model.tables.num_hashes", self.num_hashes, "1 to 64")

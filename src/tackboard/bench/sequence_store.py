@@ -79,7 +79,7 @@ class StoreSizes:
     num_long: int
     """Number of users with 16,000 events."""
     num_calls: int
-    """Number of calls that append one event, and of short reads of each kind. There are fewer calls for many events."""
+    """Number of calls of each case that appends 1 event or reads 256 events. With more events there are fewer calls."""
 
 
 FULL, QUICK = (

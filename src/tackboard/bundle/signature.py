@@ -40,11 +40,13 @@ class Signature:
     user_type: Literal["", "int64", "string"] = ""
     """Type of user ids; empty if the checkpoint did not record it, as in bundles of version 1."""
     reads: tuple[str, ...] = ()
-    """The features the model reads, e.g. history.item; empty in bundles of version 1, which read standard features."""
+    """The features that the model reads, e.g. history.item. Empty in a bundle of version 1, whose model reads the
+    standard features."""
     purpose: Literal["serving", "training"] = "serving"
     """What the bundle was made for. A run can start only from a bundle made for training; both kinds can be served."""
     fresh_rows: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """For training: how the rows that training has not changed were made, by table; see `checkpoint.stored_rows`."""
+    """In a bundle made for training, for each table: how the rows that training has not changed were made (see
+    `checkpoint.stored_rows`)."""
 
     @property
     def vocabulary(self) -> Vocabulary:

@@ -1,8 +1,9 @@
 """Runs one piece of work at a time in a thread, beside training.
 
 `start` waits for the previous piece of work, begins a new one and returns. If the work raises an error, the next
-`start` or `wait` raises this error once in the caller's thread. Decided: the thread is a daemon, so a user who stops a
-run for the second time does not wait for a large file. Such a stop leaves an unfinished temporary folder.
+`start` or `wait` raises this error once in the caller's thread. Decided: the thread is a daemon, so a large file
+never delays the end of the process if a user interrupts the run a second time. In that case an unfinished temporary
+folder is left behind.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Copies the state of a run to the machine's memory, so that a thread can write it while training goes on.
 
-The input is tensors on any device; the output is copies that nothing changes. Only those rows of a table that are to be
+The input is tensors on any device; the output is copies that nothing changes. Of a table, only the rows that will be
 written are copied, block by block, so the device never holds a second table. Copies from a GPU go to pinned memory and
 do not wait for each other; `finish` waits for all of them.
 
-Decided: the copy also checks that numbers are finite, because it reads everything that is written. A row that is not
-written still has its initial values, which are finite.
+Decided: copying also checks that numbers are finite, because it reads everything that will be written. A row that is
+not written still has its initial values, which are finite.
 
 Shapes: R rows of a table, N rows to be written, d width of a row.
 """

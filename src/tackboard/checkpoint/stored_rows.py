@@ -1,4 +1,4 @@
-"""Encodes tables for checkpoints (as only their changed rows if that is smaller), and checks tables that are read.
+"""Encodes the tables of a checkpoint, whole or as only their changed rows, and checks tables when they are read.
 
 A tensor NAME is stored whole as NAME, or as two tensors: `NAME:rows` (positions in the whole table, rising, int32 or
 int64) and `NAME:values`. A row that still has its initial values is called a fresh row. state.json says for each table
@@ -52,7 +52,7 @@ def encode(tensors: Mapping[str, Stored]) -> dict[str, torch.Tensor]:
 
 
 def decode(tensors: Mapping[str, torch.Tensor], described: Mapping[str, Any]) -> dict[str, Stored]:
-    """Does the reverse of `encode`. `described` is `fresh_rows` of state.json. Raises DataError if the two disagree."""
+    """Does the reverse of `encode`. `described` is `fresh_rows` of state.json. Raises DataError if they disagree."""
     decoded: dict[str, Stored] = {}
     for name, tensor in tensors.items():
         if name.endswith(ROWS):
@@ -66,15 +66,17 @@ def decode(tensors: Mapping[str, torch.Tensor], described: Mapping[str, Any]) ->
 
 
 def describe(fresh: Mapping[str, tuple[FreshRows, int]]) -> dict[str, Any]:
-    """Returns `fresh_rows` of state.json from the fresh rows and the number of rows of each table."""
+    """Returns the content of `fresh_rows` in state.json. `fresh` holds (fresh rows, number of rows) of each table."""
     return {name: {"key": rows.key, "std": rows.std, "num_rows": number} for name, (rows, number) in fresh.items()}
 
 
 def fresh_rows_of(described: Mapping[str, Any], table: str) -> tuple[FreshRows, int]:
-    """Returns the fresh rows and the number of rows of a table, from `fresh_rows` of state.json."""
+    """Returns (fresh rows, number of rows) of a table. `described` is `fresh_rows` of state.json."""
     content = described.get(table)
     if not isinstance(content, dict) or set(content) != set(_FIELDS):
-        raise DataError(f"fresh_rows.{table} = {str(content)[:80]}", allowed=f"needed: {', '.join(_FIELDS)}")
+        raise DataError(
+            f"cannot read fresh_rows.{table} = {str(content)[:80]}", allowed=f"needed: {', '.join(_FIELDS)}"
+        )
     values = {field: convert(content[field], hint, f"fresh_rows.{table}.{field}") for field, hint in _FIELDS.items()}
     is_whole = -(1 << 63) <= values["key"] < 1 << 63 and 0 <= values["num_rows"] < 1 << 48
     if not is_whole or not 0 <= values["std"] < math.inf:

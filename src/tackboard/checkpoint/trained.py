@@ -19,7 +19,7 @@ from tackboard.models.changed_rows import Stored
 
 STATE = "state.json"
 FORMAT_VERSION = 2
-"""In version 2, a table may be stored by only its changed rows. This form is used if it takes fewer bytes."""
+"""In version 2, a table may be stored as only its changed rows. This form is used if it takes fewer bytes."""
 FIELDS = {
     "format_version": int,
     "step": int,
@@ -98,7 +98,7 @@ def read_state(folder: Path) -> dict[str, Any]:
             fix="use a newer tackboard",
         )
     if min(state["step"], state["data_step"], state["num_tokens"], *state["guard"]["skipped"], 0) < 0:
-        raise CorruptFileError(f"{path} is malformed: a number of steps is below 0")
+        raise CorruptFileError(f"{path} is malformed: a number of steps or tokens is below 0")
     snapshot = state["lineage"]["snapshot"]
     if not stays_inside(snapshot) or "/" in snapshot or "\0" in state["lineage"]["dataset"]:
         raise CorruptFileError(

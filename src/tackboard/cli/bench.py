@@ -241,7 +241,7 @@ def bench_quality(
 
 
 def _recompute(context: typer.Context, path: Path, results: Path | None, hardware: str, *, as_json: bool) -> None:
-    """Shows the studies whose ranks were kept. Raises UsageError for options that the files already answer."""
+    """Shows the studies whose ranks were kept. Raises UsageError for options that the files already decide."""
     from tackboard.bench.quality import run
     from tackboard.bench.quality.kept_ranks import find_kept
     from tackboard.bench.quality.report import report

@@ -55,7 +55,7 @@ def data_synth(
         *_counts(dataset),
         f"surfaces     {', '.join(dataset.surfaces)}",
         f"popularity   {popularity['top_10_percent_share']:>12.1%}  of events fall on the most popular tenth of items",
-        f"repeats      {repeats['share']:>12.1%}  of events are on an item that the user had before",
+        f"repeats      {repeats['share']:>12.1%}  of events are on an item that the user engaged with before",
         f"dataset      {dataset.path}",
     ]
     typer.echo("\n".join(lines))
@@ -189,7 +189,8 @@ def _label_lines(result: Labelled) -> list[str]:
     lines += [f"left out     {number:>12,}  {what}" for number, what in left_out if number]
     if counts.events_in_future:
         lines.append(
-            f"ignored      {counts.events_in_future:>12,}  events received in the future: they do not set the log's end"
+            f"ignored      {counts.events_in_future:>12,}  events received in the future: "
+            "they do not move the end of the log"
         )
     return [*lines, f"dataset      {result.path}"]
 
@@ -199,7 +200,8 @@ def data_pseudo_requests(
     dataset: Newest,
     candidates: Annotated[int, typer.Option(help="Draw this many other items for each true item.")] = 100,
     from_: Annotated[
-        str, typer.Option("--from", help="Draw them from the events of the same `hour`, or of `all` the log.")
+        str,
+        typer.Option("--from", help="Draw the other items from the events of the same `hour`, or from `all` events."),
     ] = "hour",
     per_user: Annotated[int | None, typer.Option(help="Use this many newest events of each user.")] = None,
     since: Annotated[str | None, typer.Option(help="Use events from this time on: ISO 8601, or ms since 1970.")] = None,
@@ -217,7 +219,7 @@ def data_pseudo_requests(
     seed: Annotated[int, typer.Option(help="Draw with this seed.")] = 0,
     json_output: Json = False,
 ) -> None:
-    """Make requests from a log without impressions: the item that a user chose, among others of that hour."""
+    """Make requests from a log without impressions; candidates are the item that a user chose and drawn items."""
     from tackboard.core.progress import say
     from tackboard.data.pseudo_requests import PseudoRequestConfig, make_pseudo_requests
     from tackboard.events.dataset import open_dataset
@@ -238,7 +240,7 @@ def data_pseudo_requests(
     if counts.repeats_kept:
         say(
             f"warning: in {counts.repeats_kept:,} requests the user had engaged with the true item before. In these "
-            "requests a candidate from the history is always the true item, so figures come out too good"
+            "requests a candidate that is in the history is always the true item, so metrics come out too good"
         )
     if json_output:
         content = {"dataset": str(result.path), "rules": dataclasses.asdict(config)}
@@ -247,11 +249,13 @@ def data_pseudo_requests(
     lines = [f"requests     {counts.requests:>12,}", f"candidates   {counts.candidates:>12,}"]
     if counts.requests_short:
         lines.append(
-            f"short        {counts.requests_short:>12,}  requests with fewer than {candidates:,} others; "
-            f"{counts.candidates_missing:,} are missing"
+            f"short        {counts.requests_short:>12,}  requests with fewer than {candidates:,} other items; "
+            f"{counts.candidates_missing:,} items are missing"
         )
     if counts.events_repeated:
-        lines.append(f"left out     {counts.events_repeated:>12,}  events on the same item at the same time as another")
+        lines.append(
+            f"left out     {counts.events_repeated:>12,}  events on the same item at the same time as another event"
+        )
     if counts.repeats_left_out:
         lines.append(
             f"left out     {counts.repeats_left_out:>12,}  events on items that the user had engaged with before"
@@ -273,7 +277,7 @@ def data_attributes(
         str | None, typer.Option(metavar="NAME", help="Add a vector per item, from co-engagement, under this name.")
     ] = None,
     width: Annotated[int, typer.Option(help="Make vectors of this many numbers.")] = 32,
-    window: Annotated[int, typer.Option(help="Call items neighbours if this many steps or fewer apart.")] = 5,
+    window: Annotated[int, typer.Option(help="Call items neighbours if they are at most this many steps apart.")] = 5,
     until: Annotated[
         str | None, typer.Option(help="Use only events before this time: ISO 8601, or ms since 1970.")
     ] = None,
@@ -281,13 +285,14 @@ def data_attributes(
         list[str] | None, typer.Option(help="Use only events with this action; default: all. Repeatable.")
     ] = None,
     group: Annotated[
-        str | None, typer.Option(help="Without neighbours, use the mean of the items with the same value of this.")
+        str | None,
+        typer.Option(help="For an item without neighbours, use the mean vector of items with the same value of this."),
     ] = None,
     max_pairs: Annotated[int, typer.Option(help="Keep at most this many pairs of neighbours in memory.")] = 1 << 25,
     seed: Annotated[int, typer.Option(help="Start the computation of vectors with this seed.")] = 0,
     json_output: Json = False,
 ) -> None:
-    """Add attributes that are computed from the log to the items: the first event's time, and vectors."""
+    """Compute attributes of items from the log and add them to the dataset: the first event's time, and vectors."""
     from tackboard.data.derived_attributes import VectorsConfig, add_attributes
     from tackboard.events.dataset import open_dataset
 

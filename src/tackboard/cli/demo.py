@@ -13,7 +13,7 @@ def demo(
         Path("demo"), "--out", help="Write everything into this folder; an earlier demo is replaced."
     ),
     quick: bool = typer.Option(
-        False, "--quick", help="Use a tiny world and few steps: every stage, but no quality target."
+        False, "--quick", help="Use a tiny world and few steps. Every stage runs, but no quality is required."
     ),
     json_output: bool = typer.Option(False, "--json", help="Print one JSON object as the last line."),
 ) -> None:

@@ -23,13 +23,15 @@ if TYPE_CHECKING:
 def evaluate(
     run: Path = typer.Argument(..., help="Evaluate this run or checkpoint folder."),
     dataset: Path | None = typer.Option(
-        None, "--dataset", help="Evaluate on this dataset instead of the training one."
+        None, "--dataset", help="Evaluate on this dataset; default: the dataset that the run was trained on."
     ),
     filter_seen: bool | None = typer.Option(
         None, "--filter-seen/--keep-seen", help="Take items of the history out of the ranking; default: the recipe's."
     ),
     item_time: str | None = typer.Option(
-        None, "--item-time", help="Show a ranker's HIT@3 by item age, from this time of items; default: the recipe's."
+        None,
+        "--item-time",
+        help="Show a ranker's HIT@3 by item age, the time since this attribute of the item; default: the recipe's.",
     ),
     max_users: int | None = typer.Option(None, "--max-users", min=1, help="Evaluate at most this many users."),
     code: Path | None = typer.Option(
@@ -87,7 +89,7 @@ def _print_requests(result: dict[str, Any]) -> None:
 
 
 def _print_ages(result: dict[str, Any], width: int) -> None:
-    """Prints HIT@3 by item age. Each label has a line for the model, one for the baseline and one for its requests."""
+    """Prints HIT@3 by item age. A label has a line for the model, one for the baseline, and one with request counts."""
     names = list(dict.fromkeys(row["age"] for row in result["ages"]))
     typer.echo(f"\nHIT@3 by item age ({result['item_time']})")
     typer.echo(" " * width + "".join(f"{name:>18}" for name in names))

@@ -94,7 +94,7 @@ def _run_command() -> int:
     except OSError as error:
         return _report_os_error(error)
     except Exception as error:  # noqa: BLE001 - the last handler: a user gets a sentence for any error.
-        # typer's own usage errors have classes in a private module, so they are recognised by this method.
+        # The classes of typer's own usage errors are private, so these errors are recognised by their method.
         if hasattr(error, "format_message"):
             _print_usage_error(error)
             return UsageError.exit_code

@@ -13,7 +13,7 @@ def predict(
         ..., help="Score the requests of this snapshot, or of the newest snapshot in this dataset's folder."
     ),
     bundle: Path = typer.Option(..., "--bundle", help="Score with the model of this bundle."),
-    out: Path = typer.Option(..., "--out", help="Write into this folder; a killed job goes on in it."),
+    out: Path = typer.Option(..., "--out", help="Write into this folder; after a kill, run the command again."),
     code: Path | None = typer.Option(None, help="Run this Python file, which holds a model of your own."),
     device: str = typer.Option("auto", "--device", help="Compute on cpu, cuda, or auto: a GPU if there is one."),
     json_output: bool = typer.Option(False, "--json", help="Print one JSON object instead of text."),

@@ -179,7 +179,7 @@ def _print_events(found: StoredSequences, *, as_json: bool) -> None:
 
 
 def milliseconds_of(option: str, text: str | None) -> int | None:
-    """Reads the time that an option gives, in ms since 1970 or in ISO 8601. Another text raises UsageError."""
+    """Reads the time that an option gives, in ms since 1970 or in ISO 8601. Any other text raises UsageError."""
     from datetime import UTC, datetime
 
     from tackboard.core.errors import UsageError

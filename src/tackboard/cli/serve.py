@@ -30,7 +30,7 @@ def serve(
         256, help="Keep at most this many connections of one client; a proxy may need more."
     ),
     max_events: int = typer.Option(100_000, help="Accept at most this many events in a request's history."),
-    drain_timeout_s: float = typer.Option(25.0, help="After SIGTERM, finish admitted requests within these seconds."),
+    drain_timeout_s: float = typer.Option(25.0, help="After SIGTERM, finish admitted requests in this many seconds."),
     threads: int | None = typer.Option(None, help="Use this many threads; default: all usable cores but one."),
     code: Path | None = typer.Option(None, help="Run this Python file, which holds a model of your own."),
     port_file: Path | None = typer.Option(None, help="Write the port to this file once the server is ready."),

@@ -66,11 +66,11 @@ def from_dict(cls: type[C], data: Any, path: str = "") -> C:
 
 
 def move_settings(data: Any, moved: Mapping[str, str]) -> Any:
-    """Returns `data`, a config that an older version wrote, with the settings in `moved` at their present places.
+    """Returns `data`, a config of this or an older version, with the settings in `moved` at their present places.
 
     `moved` maps an old key to its new place `a.b`. If the old value is a table, it is merged into the table at the new
-    place. Some old keys are now names of tables. A table under such a key stays, because the present version wrote it.
-    If a setting cannot move to its new place, `data` is returned unchanged, and `from_dict` reports the mistake.
+    place. An old key may also be the name of a table of this version. A table under such a key stays where it is. If a
+    setting cannot move to its new place, `data` is returned unchanged, and `from_dict` reports the mistake.
     """
     if not isinstance(data, dict):
         return data
@@ -168,7 +168,7 @@ def convert(value: Any, hint: Any, path: str) -> Any:
 
 
 def _with_values(config: C, wanted: dict[str, str], path: str) -> C:
-    """Returns `config`, the settings at `path`, with the values in `wanted`. Keys in `wanted` begin below `path`."""
+    """Returns `config`, the settings at `path`, with the values in `wanted`, whose keys are relative to `path`."""
     if not wanted:
         return config
     hints = typing.get_type_hints(type(config))

@@ -131,7 +131,7 @@ def collect(folder: Path) -> MachineFacts:
 
 
 def installed_versions() -> tuple[dict[str, str], tuple[str, ...]]:
-    """Returns the version of each package in this environment, by normalised name, and names with several versions."""
+    """Returns each installed package's version, by normalised name, and the names that have several versions."""
     versions: dict[str, str] = {}
     duplicates = set()
     for distribution in importlib.metadata.distributions():
@@ -197,7 +197,7 @@ def as_json(findings: Iterable[DoctorFinding]) -> str:
 
 
 def normalised(name: str) -> str:
-    """Returns a package name in the form that pip compares."""
+    """Returns a package name as pip normalises it before it compares names."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

@@ -68,7 +68,7 @@ def table_seed(seed: int, table: int) -> int:
 
 
 def row_ids(ids: NDArray[np.int64], num_hashes: int, num_rows: int, seed: int) -> NDArray[np.int64]:
-    """Returns the rows of `ids` [M] in each of `num_hashes` tables: int64 [M, num_hashes] in [0, num_rows)."""
+    """Returns the row of each of `ids` [M] in each of `num_hashes` tables: int64 [M, num_hashes] in [0, num_rows)."""
     if not 0 < num_rows <= MAX_ROWS:
         raise DataError(f"a table cannot have {num_rows} rows", allowed=f"allowed: 1 to {MAX_ROWS}")
     ids = np.ascontiguousarray(ids, dtype=np.int64)

@@ -2,7 +2,7 @@
 
 The lock is a kernel lock (`lockf`) on an open file. It belongs to one process, always ends with this process, and is
 visible to every process that opens the same file, in any PID namespace. Child processes do not inherit the lock.
-This is wanted: a child that outlives its killed parent must not keep the lock.
+This is intended: a child that outlives its killed parent must not keep the lock.
 
 Some file systems have no locks, and some have locks within one host only (NFS mounted with `nolock`). Therefore the
 file also names the host of its holder, and the holder touches the file every HEARTBEAT_S. If the file system has no
@@ -78,7 +78,7 @@ def wait_for_lock(path: Path, timeout_s: float = float("inf")) -> Iterator[bool]
 
 
 def silence_to_wait_for(path: Path) -> float:
-    """Returns the seconds until another host's lock file is free if nobody touches it; 0 if there is no such file."""
+    """Returns how many more seconds another host's lock file must stay untouched to be free; 0 if there is none."""
     try:
         if path.read_bytes() == _host():
             return 0.0

@@ -1,7 +1,7 @@
 """Reports the cores and memory of this machine, sets the number of threads, and lets a process keep freed memory.
 
 Decided: the number of threads is set before torch is imported. It is the number of cores that this process may use
-(affinity and cgroup quota), because too many threads have made an update of a table fifty times slower.
+(affinity and cgroup quota), because with too many threads, an update of an embedding table took fifty times as long.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def usable_cores() -> int:
 
 
 def set_thread_environment(num_threads: int | None = None) -> int:
-    """Sets the thread variables that are not set yet; returns the number of threads. Call it before importing torch."""
+    """Sets each of THREAD_VARIABLES that is not set; returns the number of threads. Call it before importing torch."""
     chosen = num_threads or usable_cores()
     for name in THREAD_VARIABLES:
         os.environ.setdefault(name, str(chosen))

@@ -33,7 +33,7 @@ _DIGEST = re.compile(f"[0-9a-f]{{{_HEX_DIGITS}}}")
 def write_manifest(
     folder: Path, kind: str, extra: Mapping[str, Any] | None = None, *, meant: Collection[str] | None = None
 ) -> None:
-    """Fsyncs and hashes every file under `folder`, then writes its manifest. `extra` holds further entries for it.
+    """Fsyncs and hashes every file under `folder`, then writes the folder's manifest, which also holds `extra`.
 
     `meant` names the files that the caller wrote. If the folder has other files or lacks a file, another process has
     changed it; StorageError is raised and no manifest is written. If `meant` is None, this is not checked.

@@ -43,7 +43,7 @@ def check_trusted(path: Path, sha256: str) -> None:
     If another user owns the record or may write to it, StorageError is raised.
     """
     refusal = UsageError(
-        f"this run names {path} as its model's code, and you have no record of training with its content",
+        f"this run names {path} as its model's code, but you have no record of training with its present content",
         allowed="allowed: a file that you name with --code, or that your `tackboard train` has recorded",
         fix=f"if you trust that file, name it: --code {path}",
     )

@@ -93,7 +93,7 @@ class ClusterSteps:
             num_cpus=1,
         )
         dataset.context.execution_options.preserve_order = True
-        # Every row is larger than one byte, so Ray makes a separate block of every row.
+        # With this limit of one byte per block, Ray makes a separate block of every row.
         dataset.context.target_max_block_size = 1
         dataset.context.enable_progress_bars = False
         shares = dataset.streaming_split(world_size)

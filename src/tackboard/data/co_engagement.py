@@ -1,7 +1,9 @@
-"""Makes vectors of items from the co-engagement graph: the items that users engaged with shortly after one another.
+"""Makes vectors of items from the co-engagement graph.
+
+In this graph, two items are neighbours if users engaged with both within a few steps:
 
     events of a user    a  b  c  d          window 2: the pairs ab, ac, bc, bd, cd
-    counts              c_ij                how often the items i and j were such a pair
+    counts              c_ij                how often the items i and j formed a pair
     weights             max(0, ln(c_ij · T / (c_i · c_j)))       positive pointwise mutual information (PPMI)
     vectors             U · √S of the largest singular values of the matrix of weights, scaled to length 1
 

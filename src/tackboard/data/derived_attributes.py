@@ -3,9 +3,10 @@
     items.parquet          gains columns; so does item_history.parquet, if attributes change with time
     attributes.json        how each added column was made, the SHA-256 of the events, and the counts
 
-Two kinds of columns can be added. The time of an item's first event is a proxy for its birth, where births are unknown.
-A vector per item comes from the co-engagement graph (co_engagement.py). Every other file stays. Decided: stored
-features (features.parquet) are left out if an added column replaces an older one, because they may depend on it.
+Two kinds of columns can be added. One is the time of each item's first event: it stands for the time at which the item
+was created, if that is unknown. The other is a vector per item, from the co-engagement graph (co_engagement.py). All
+other files stay as they are. Decided: stored features (features.parquet) are left out if an added column replaces an
+older one, because they may depend on the older column.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class VectorsConfig:
     actions: tuple[str, ...] = ()
     """Only events with these actions count; empty means all actions."""
     group: str | None = None
-    """An attribute. An item without neighbours gets the mean vector of the items that share its value."""
+    """Name of an attribute. An item without neighbours gets the mean vector of the items with the same value."""
     max_pairs: int = 1 << 25
     """Largest number of distinct pairs of items in memory (about 130 bytes each); the rarest are dropped."""
     seed: int = 0
@@ -227,7 +228,7 @@ def _make_vectors(dataset: Dataset, config: VectorsConfig, *, quiet: bool) -> tu
 
 
 def _fill_from_groups(vectors: Floats, own: NDArray[np.bool_], groups: pa.DictionaryArray) -> NDArray[np.bool_]:
-    """Gives each item without a vector the mean of its group, in place. Returns which items got one."""
+    """Gives each item without a vector the mean vector of its group, in place. Returns which items got such a mean."""
     codes = groups.indices.fill_null(len(groups.dictionary)).to_numpy().astype(np.int64)
     num_groups = len(groups.dictionary) + 1
     sizes = np.bincount(codes[own], minlength=num_groups)

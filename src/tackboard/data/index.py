@@ -129,7 +129,7 @@ def counted_once(
     count: Callable[[], IndexCounts],
     fits: Callable[[IndexCounts], bool],
 ) -> IndexCounts:
-    """Returns the stored counts of these settings and files. If there are none, calls `count` and stores its result.
+    """Returns the stored counts of `source` for these settings. If there are none, calls `count` and stores its result.
 
     `settings` must hold everything that decides the counts. `fits` says whether stored counts fit this dataset.
     """

@@ -83,7 +83,7 @@ class LabelConfig:
             raise UsageError(f"the action {doubles[0]} has two labels", fix="give each action one window")
         if self.shown in actions:
             raise UsageError(
-                f"--shown {self.shown} and --label {self.shown} together make everything shown positive",
+                f"--shown {self.shown} and --label {self.shown} together give every shown item the label 1",
                 fix="leave one of the two options out",
             )
         if self.negatives is not None and self.negatives < 1:
@@ -296,7 +296,9 @@ def _find(shown: _Shown, requests: Ints, items: Ints) -> Ints:
 def _draw_negatives(
     negative: NDArray[np.bool_], request_of: Ints, draw: NDArray[np.uint64], item: Ints, most: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
-    """Returns which candidates to keep, and their weights. A request keeps its `most` negatives of smallest `draw`.
+    """Returns which candidates to keep, and their weights.
+
+    A request keeps all positives, and at most `most` negatives: those with the smallest numbers in `draw`.
 
     The weight of a kept negative is the number of the request's negatives divided by the number of kept negatives. So
     the total weight of a request's negatives stays the same.

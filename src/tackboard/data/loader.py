@@ -41,7 +41,8 @@ from tackboard.features.standard import only_carries_items
 
 ROW_BYTES = 4
 MOST_TABLE_BYTES = 1 << 28
-"""If the table rows of all items need more memory than this, each window makes a table of its own items."""
+"""If the embedding row numbers of all items need more memory than this, they are not kept for the whole catalogue. Each
+window then computes them for the items that occur in it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,7 +126,7 @@ class Window:
 class Kept:
     """Holds what a process prepares once for all windows.
 
-    Copies of a TrainingSteps object in the same process share one Kept. In another process, a copy gets an empty Kept.
+    Copies of a `TrainingSteps` in the same process share one `Kept`. In another process, a copy gets an empty `Kept`.
     """
 
     def __init__(self) -> None:
@@ -205,7 +206,7 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
         )
 
     def forget_positions(self) -> None:
-        """Makes these steps work without stored positions of items, as for a dataset that cannot store them."""
+        """Makes these steps work without stored positions of items, as if the positions could not be stored."""
         self._kept.catalogue = None, None
 
     def _items_of_catalogue(self) -> tuple[ItemPositions | None, DistinctItems | None]:

@@ -1,4 +1,5 @@
-"""Makes requests from a log that does not say what was shown: an item that a user chose, among items of the same hour.
+"""Makes requests from a log that does not say what was shown. A request has an item that a user chose as its positive,
+and items from other events of the same hour as its negatives.
 
     requests.parquet        one row per chosen event, as request_layout.py writes it, with the labels
     pseudo_requests.json    the rules, the SHA-256 of the events, and the counts; labels.json is removed
@@ -6,9 +7,9 @@
 
 These are the rules (docs/labels.md explains them):
 
-    request      the user and time of a chosen event: the first event of a user with an item. The settings may limit the
-                 chosen events to each user's newest, or to those since a time, and may allow repeats. Several events
-                 of a user on one item at one time make one request.
+    request      the user and time of a chosen event. An event is chosen if it is the user's first with its item. The
+                 settings may choose only each user's newest events or only events since a time, and may also choose
+                 repeats. Several events of a user on one item at one time make one request.
     time         the event's time, or its received time if that is earlier. A history holds the events received strictly
                  before this time, so neither the event itself nor other events of the same instant are visible.
     candidates   the event's item (label 1), and others (label 0) drawn one after another from the pool, each with a
@@ -18,8 +19,8 @@ These are the rules (docs/labels.md explains them):
     order        random; positions are null, because the log does not say what was shown
 
 Decided: repeats are left out unless the settings ask for them. A repeat is an event on an item that the user had
-engaged with before. No drawn item is in the user's history, so with repeats an item in the history always has the
-label 1. A model would learn this instead of the user's taste.
+engaged with before. No drawn item is in the user's history. So if repeats were kept, every candidate that is in
+the history would have the label 1. A model would learn this instead of the user's taste.
 
 Every draw is keyed by (seed, user, time, item), so the same log gives the same requests on every machine. Memory grows
 by about 30 bytes per event of the log; everything else is done one bucket of users at a time.
@@ -60,7 +61,7 @@ POOLS = ("hour", "all")
 DRAWS_AT_ONCE = 1 << 20
 """Largest number of draws from the pool in memory at a time."""
 _DRAWS_PER_CANDIDATE = 4
-"""Number of draws from the pool per wanted candidate. Candidates still missing are drawn from the items left over."""
+"""Number of draws from the pool per wanted candidate. If candidates are still missing, `_rest` draws them."""
 _STREAM_DRAW, _STREAM_REST, _STREAM_ORDER = 81, 82, 83
 Ints = NDArray[np.int64]
 
@@ -84,7 +85,7 @@ class PseudoRequestConfig:
     label: str = "next"
     """Name of the label."""
     also: tuple[str, ...] = ()
-    """Actions that get a label of their own in addition: 1 for the true item if the event has this action."""
+    """Actions that get labels of their own besides `label`: 1 for the chosen item if its event has the action."""
     seed: int = 0
     """Seed of every draw."""
 
@@ -103,7 +104,8 @@ class PseudoRequestConfig:
                 raise UsageError(f"{option} {name!r} is not a name", allowed="allowed: a Python name, e.g. next")
         if len(set(self.labels)) < len(self.labels):
             raise UsageError(
-                f"--also names {', '.join(self.also)}", allowed=f"allowed: each action once, not {self.label}"
+                f"--also names {', '.join(self.also)}",
+                allowed=f"allowed: each action once, and not the name of the label, {self.label}",
             )
 
     @property
@@ -127,7 +129,7 @@ class PseudoRequestCounts:
     repeats_left_out: int = 0
     """Events left out because the user had engaged with the item before."""
     repeats_kept: int = 0
-    """Requests whose true item the user had engaged with before, if `repeats` is set."""
+    """Requests whose chosen item the user had engaged with before, if `repeats` is set."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,7 +204,7 @@ class _Pool:
 
     The events of hours[h] have the items items[starts[h]:starts[h + 1]], sorted. The distinct items of hours[h] are
     distinct[distinct_starts[h]:distinct_starts[h + 1]], and `frequencies` holds the number of events of each of them.
-    With the pool `all`, there is one hour, which is 0.
+    With the pool `all`, all events belong to one hour with the number 0.
     """
 
     item_ids: Ints
@@ -248,7 +250,7 @@ class _Pool:
 
 @dataclasses.dataclass(frozen=True)
 class _Chosen:
-    """Holds R chosen events of a bucket: `item` is a place in the pool's item_ids, `hour` an index of its hours."""
+    """Holds R chosen events of a bucket: `item` is a place in the pool's item_ids, `hour` a place in its hours."""
 
     row: Ints
     user: Ints
@@ -274,7 +276,7 @@ class _Owned:
 
 
 def _numbers_of(users: Ints) -> Ints:
-    """Numbers the users of a bucket from 0, for each of its events."""
+    """Returns the number of each event's user. The users of a bucket are numbered from 0."""
     return np.cumsum(np.append(False, users[1:] != users[:-1]))[: len(users)]
 
 
@@ -286,9 +288,11 @@ def _has_action(events: pa.Table, config: PseudoRequestConfig) -> NDArray[np.boo
 
 
 def _is_repeat(users: Ints, items: Ints, request_ms: Ints) -> NDArray[np.bool_]:
-    """Says which events come after another event of the same user and item, by the time of the request they would make.
+    """Returns whether each event is a repeat: whether the user had engaged with the item before.
 
-    Only events received before this time are in the history, so the item of any other event is not in its history.
+    `request_ms` holds the time of the request that each event would make. An event is a repeat if this time is later
+    than that of another event of the same user with the same item. A history holds only events received before the
+    request, so the history of an event that is not a repeat never contains the event's item.
     """
     order = np.lexsort((request_ms, items, users))
     same = np.zeros(len(order), dtype=bool)
@@ -403,7 +407,7 @@ def _write_rows(
 def _requests_of(
     config: PseudoRequestConfig, pool: _Pool, events: pa.Table, chosen: _Chosen, schema: pa.Schema
 ) -> tuple[pa.Table, Ints]:
-    """Returns a bucket's requests, sorted by user, time and row of the event, and how many candidates each drew."""
+    """Returns a bucket's requests, sorted by user, time and row of the event, and the number of drawn items of each."""
     places = find_ids(pool.item_ids, numpy_column(events, "item_id"))
     owned = _Owned(_numbers_of(numpy_column(events, "user_id")), places, len(pool.item_ids))
     request_ms = np.minimum(chosen.time, numpy_column(events, "received_ms")[chosen.row])

@@ -131,7 +131,7 @@ def _inputs(dataset: Dataset) -> dict[str, str]:
 def _write_rows(
     dataset: Dataset, config: LabelConfig, impressions: Impressions, end_ms: int, path: Path, progress: Progress
 ) -> tuple[Layout, LabelJobCounts]:
-    """Writes requests.parquet bucket by bucket. A bucket with requests is one row group, or several if very large."""
+    """Writes requests.parquet bucket by bucket. The requests of a bucket are one or several row groups."""
     reach(f"{REQUESTS}:before-write")
     stored = pq.read_schema(dataset.events_path)
     names = ["item_id", "time_ms", "request", "action", "surface"]

@@ -71,14 +71,14 @@ class RequestConfig(StepsConfig):
     positive_actions: tuple[str, ...] = ()
     """Actions of the history that a next-token loss may predict; empty means all actions."""
     max_history: int = 256
-    """Largest number of events before a request that are read; must equal the model's max_history."""
+    """Largest number of events that are read as the history of a request; must equal the model's max_history."""
     validation_share: float = 0.1
     """Share of the users, chosen by their ids, whose requests are used for validation and not for training."""
     test_share: float = 0.1
     """Share of the users whose requests only `tackboard evaluate` reads."""
     judged_on: str = ""
-    """Folder of another labelled dataset. If given, validation and test users come from it, in the shares above, and
-    training uses all users of `dataset`."""
+    """Folder of another labelled dataset. If given, the validation and test users (validation_share and test_share) are
+    chosen from its users, and training uses all users of `dataset`."""
     max_requests: int = 0
     """Largest number of requests to train with, drawn at random by the run's seed; 0 means no limit."""
     tokens_per_step: int = 65_536
@@ -411,7 +411,10 @@ class RequestSteps(NumberedSteps[RequestBatch]):
         return keyed_random.bits(self._seed, DRAW_STREAM, requests.user_ids, requests.times)
 
     def _draw_of_request(self, number: int) -> np.uint64 | None:
-        """Returns the `number`-th smallest of these requests' draws, or None if there are at most `number` requests."""
+        """Returns the `number`-th smallest draw of the requests that belong to these steps.
+
+        Returns None if there are at most `number` such requests, because then all of them are used.
+        """
         draws = [
             self._draws(table)[self.chosen(table)]
             for bucket in range(self.source.num_buckets)

@@ -1,4 +1,4 @@
-"""Holds the histories of users in flat columns over all their events, sorted by user and time, with offsets per user.
+"""Holds the histories of users as flat columns: one entry per event, sorted by user and time, with offsets per user.
 
 `SequenceSource` reads histories from disk: a few buckets for a training window, or the whole dataset for evaluation.
 """
@@ -122,8 +122,8 @@ def positive_from_last(
 ) -> NDArray[np.int64]:
     """Returns the index of each user's `number`-th positive event [U], counted from the last, which is number 1.
 
-    For a user with fewer than `number` positive events, returns the first of them. If -1 were returned for this user,
-    training would see events that a test predicts. For a user without positive events, returns -1.
+    For a user with fewer than `number` positive events, returns the first of them. With -1, nothing of this user would
+    be held out, and training would see the event that the test predicts. Without positive events, returns -1.
     """
     positions = np.flatnonzero(is_positive)
     bounds = positions.searchsorted(offsets)

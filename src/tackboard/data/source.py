@@ -97,7 +97,7 @@ class SequenceSource:
         if self.features.plan.trimmed([HISTORY]).needs_request_time:
             raise ConfigError(
                 "the feature history depends on the time of the request",
-                allowed="allowed: events.newest(n); training reads runs of events, which have no request time",
+                allowed="allowed: events.newest(n); training reads ranges of events, which have no request time",
             )
         if not self.features.plan.reads_events:
             raise ConfigError("the feature history is not made of events", allowed="allowed: events.newest(n)")

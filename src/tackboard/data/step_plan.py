@@ -37,7 +37,7 @@ BUCKET_STREAM = 12
 
 @dataclasses.dataclass(frozen=True)
 class Segments:
-    """Holds G ranges of consecutive events of a user each. `starts` [G] and `users` [G] are indices into sequences."""
+    """Holds G ranges of consecutive events, each of one user. `starts` and `users` [G] are indices into sequences."""
 
     starts: NDArray[np.int64]
     lengths: NDArray[np.int64]

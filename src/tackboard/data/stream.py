@@ -1,7 +1,7 @@
 """Makes numbered steps from a stream of events that is generated on the fly, without a dataset on disk.
 
 `StreamConfig.open` returns a source with everything that training, checkpoints and evaluation need from a dataset, and
-`steps` returns numbered batches. The law of the stream (events/synthetic/stream_law.py) decides every event.
+`steps` returns numbered batches. The law of the stream (events/synthetic/stream_law.py) says what each user does.
 
     ids of users    0 ──────── train ──────── (1 − validation_share) · num_users ── validation ── num_users ── test ──
 
@@ -9,7 +9,7 @@ Step n of an epoch has the next `users_per_step` users of its part. Their histor
 exactly `tokens_per_step` events, so every step has the same size. Users are independent of each other, so their order
 needs no permutation. Each step is a window of its own: any worker thread can make any step, without the steps before
 it. Decided: a hash of the law's settings identifies a stream, as a snapshot's name identifies the data of a dataset. So
-a run whose stream has changed is refused, like a run whose dataset has changed.
+a run is not resumed if its stream has changed, just as it is not resumed if its dataset has changed.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Evaluates a model on labelled requests of held-out users, label by label, and compares it with a baseline.
 
-Every candidate with a known label in a request of a held-out user is an example. A score is read as the log odds of the
-label. If the model has a head for the label (`scores_by_action`), the head's scores are judged, otherwise the model's
-`scores`. `auc` compares examples of all users; `auc_within_users` compares only examples of the same user, which is
-closer to ranking; `hit@3` ranks the candidates of each request. The baseline is the mean label of the item in training.
-For a rare item, this mean is pulled towards the mean of all items. If negatives were drawn, a candidate counts as often
-as its weight says, as in training. Only `hit@3` ignores the weights.
+Every candidate with a known label in a request of a held-out user is an example. A score is interpreted as the log odds
+of label 1. If the model has a head for the label (`scores_by_action`), the head's scores are judged, otherwise the
+model's `scores`. `auc` compares examples of all users; `auc_within_users` compares only examples of the same user,
+which is closer to ranking; `hit@3` ranks the candidates of each request. The baseline is the mean label of the item in
+training. For a rare item, this mean is pulled towards the mean of all items. If only a random part of the negatives was
+kept, a candidate counts as often as its weight says, as in training. Only `hit@3` ignores the weights.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ScoredCandidates:
     """Scores of candidates [E], with their users, items and labels. A label is 1, 0, or -1 if it is not known.
 
     `heads` holds the scores of each action for which the model has a head; `scores` are for all other labels.
-    `requests` holds the number of each candidate's request. If `weights` is None, all weights are 1.
+    `requests` holds the index of each candidate's request. If `weights` is None, all weights are 1.
     """
 
     scores: NDArray[np.float64]
@@ -137,7 +137,7 @@ def all_metrics_of(answers: ScoredCandidates, label: str, *, ranked: bool = True
     truth = chosen.labels[label] == 1
     if not len(truth) or truth.all() or not truth.any():
         raise DataError(
-            f"the labels {label} of the held-out requests are all alike, or none is known",
+            f"the labels for {label} in the held-out requests are all alike, or none is known",
             allowed="needed: some labels that are 1 and some that are 0",
             fix="hold out more users: data.test_share",
         )

@@ -6,9 +6,9 @@
 
 The rows have the order and the ids of requests.parquet. Histories and features are the same as in evaluation: they are
 made from only the events that were received strictly before the request. A part appears under its name only when it is
-complete. So a killed job goes on with the parts that are missing, and the finished files are the same as without the
-kill. A folder takes the scores of only one bundle and one snapshot. Memory depends on the size of a bucket, not on the
-size of the dataset.
+complete. So if a job was killed, the next job with the same inputs writes only the parts that are missing, and the
+files are the same as if one job had written all of them. All scores in a folder come from the same bundle, snapshot,
+code and type of device. Memory depends on the size of a bucket, not on the size of the dataset.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ def predict(
     place.parent.mkdir(parents=True, exist_ok=True)
     with try_lock(place.with_name(f".{place.name}.predict{LOCK_SUFFIX}")) as is_ours:
         if not is_ours:
-            raise UsageError(f"another process is writing predictions into {out}", fix="wait for it, or choose another")
+            raise UsageError(
+                f"another process is writing predictions into {out}", fix="wait for it, or choose another --out"
+            )
         inputs = _inputs(source.dataset, scorer, bundle, code_file)
         is_done = _begin(out, inputs)
         started = time.perf_counter()
@@ -170,7 +172,7 @@ def _begin(out: Path, inputs: dict[str, Any]) -> bool:
 
 
 def _write_parts(source: RequestSource, scorer: Scorer, out: Path, *, quiet: bool) -> tuple[int, int]:
-    """Writes the parts that are missing. Returns the number of these parts and their rows."""
+    """Writes the parts that are missing. Returns (number of these parts, number of their rows)."""
     num_parts = num_rows = 0
     started = time.perf_counter()
     with (

@@ -77,9 +77,10 @@ def history_batch(
     *,
     skip_newest: int = 0,
 ) -> SequenceBatch:
-    """Returns the newest `max_history` events before each user's held-out event. Skips the newest `skip_newest` first.
+    """Returns the newest `max_history` events before each user's held-out event.
 
-    Features of the request are computed at the held-out event, so they do not fit a history with skipped events.
+    The newest `skip_newest` events before the held-out event are left out and not counted. Features of the request
+    are computed at the held-out event, so they do not fit a history with skipped events.
     """
     if skip_newest and sequences.request:
         raise ConfigError(
@@ -136,7 +137,8 @@ def held_out_event(held_out: int) -> str:
 def evaluated_users(sequences: Sequences) -> NDArray[np.int64]:
     """Returns the positions of users with a held-out event and a history. Raises DataError if there are none.
 
-    A user with fewer than `held_out` positive events is left out. Their target may also be the target of the test.
+    A user with fewer than `held_out` positive events is left out, because the target of validation could then be the
+    same event as the target of the test.
     """
     targets = sequences.targets
     counts = np.append(0, np.cumsum(sequences.is_positive))
@@ -186,12 +188,14 @@ def baselines(sequences: Sequences) -> dict[str, ScoreUsers]:
 
 def gap_closed(rows: list[dict[str, Any]], metric: str = "hr@10") -> float | None:
     """Returns the share of the gap between the better baseline and the oracle that the model closes. Returns None
-    if there is no gap, or if `rows` lacks the model, the oracle or the metric."""
+    if there is no gap, or if `rows` lacks the model, the oracle, both baselines or the metric."""
     by_name = {row["name"]: row for row in rows}
     if not {"model", "oracle"} <= set(by_name) or metric not in by_name["model"]:
         return None
-    floor = max(by_name[name][metric] for name in ("popularity", "item-to-item") if name in by_name)
-    ceiling = by_name["oracle"][metric]
+    baselines = [by_name[name][metric] for name in ("popularity", "item-to-item") if name in by_name]
+    if not baselines:
+        return None
+    floor, ceiling = max(baselines), by_name["oracle"][metric]
     return round((by_name["model"][metric] - floor) / (ceiling - floor), 4) if ceiling > floor else None
 
 

@@ -1,10 +1,10 @@
 """Evaluates a model on held-out users of a stream, and compares it with popularity and with an exact oracle.
 
 The protocol: the history of a test user is all events but the last, and the last event's item is the target. The
-choices are a sample of items that the stream's law draws by popularity. All users and all runs have the same sample.
-Only users whose target is in the sample count. For these users, the probability of a target is the true probability
-of the item given the history, scaled so that the probabilities of the sample sum to 1. So no predictor can expect a
-smaller mean log-loss than the oracle. Each rival is a softmax over the sample:
+choices are a sample of items, which the law of the stream (`StreamLaw`) draws by popularity. All users and all runs
+have the same sample. Users whose target is not in the sample are left out. For all other users, the probability of a
+target is the true probability of the item given the history, scaled so that the probabilities of the sample sum to 1.
+So no predictor has a smaller expected log-loss than the oracle. Each rival is a softmax over the sample:
 
     popularity   each item's exact share of all events
     model        its scores, such as cosines divided by the learned temperature
@@ -14,7 +14,7 @@ The share of the gap that a model closes is (popularity − model) / (popularity
 NDCG@k rank the same choices; ties count against the target. Popularity has many ties, because all topics are equally
 popular.
 
-Shapes: U users, S items of the sample, D width.
+Shapes: U users, S items of the sample.
 """
 
 from __future__ import annotations
@@ -91,7 +91,10 @@ def evaluate_stream(
 
 
 def stream_rivals(model: Any, sequences: Sequences, hashing: HashConfig, max_history: int) -> dict[str, ScoreUsers]:
-    """Returns functions from positions of users to scores over the catalogue. Their softmax gives probabilities."""
+    """Returns each rival by name, as a function that takes positions of users and returns scores over the catalogue.
+
+    The softmax of these scores gives the rival's probabilities.
+    """
     assert isinstance(sequences.source, StreamSource)
     law, catalogue = sequences.source.law, sequences.catalogue
     log_shares_S = law.log_share(catalogue)

@@ -76,8 +76,8 @@ def split_versions(kind: str, attributes: pa.Table | None) -> tuple[pa.Table | N
         # Messages never contain the raw id of a user.
         first = repr(table[kind][int(twice[0])].as_py()) if kind == "item" else f"one {kind}"
         raise DataError(
-            f"{len(twice):,} rows of the {kind}s repeat an id and a {VALID_FROM}: "
-            f"{first} at {valid_from[twice[0]]} is the first",
+            f"{len(twice):,} rows of the {kind}s repeat an id and a {VALID_FROM}; "
+            f"the first is for {first} at {valid_from[twice[0]]}",
             allowed="allowed: one row per id and time",
             fix="keep one row per id and time",
         )

@@ -1,4 +1,4 @@
-"""This module converts raw columns of a user's file to canonical columns, and says which rows are unusable.
+"""This module converts raw columns of a log's files to canonical columns, and says which rows are unusable.
 
 If all ids of a column are integers that fit into int64 and have no leading zeros, they become int64. Otherwise all ids
 become strings. Spaces around ids are ignored. Actions and surfaces become dictionary-encoded strings. No row is lost.
@@ -161,7 +161,9 @@ def _whole_numbers(column: pa.ChunkedArray, name: str, place: Place) -> pa.Chunk
     odd = known & ((values != np.floor(values)) | (np.abs(values) > _LARGEST_EXACT_FLOAT))
     if odd.any():
         row = int(odd.argmax())
-        raise DataError(f"{place(row)}: the id column {name!r} holds fractions", allowed="allowed: integers or text")
+        is_fraction = values[row] != np.floor(values[row])
+        what = "fractions" if is_fraction else "floats beyond 2^53, which are not exact"
+        raise DataError(f"{place(row)}: the id column {name!r} holds {what}", allowed="allowed: integers or text")
     return pa.chunked_array([pa.array(np.where(known, values, 0).astype(np.int64), mask=~known)])
 
 

@@ -307,7 +307,7 @@ def check_place(root: Path, name: str) -> None:
         if path.exists() and not path.is_dir():
             raise UsageError(
                 f"{path} is a file",
-                allowed="allowed: a folder, because a dataset is OUT/NAME",
+                allowed="allowed: a folder, because a dataset is the folder OUT/NAME",
                 fix="give another --out",
             )
 

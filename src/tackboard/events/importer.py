@@ -1,4 +1,4 @@
-"""This module imports a user's log: it reads the files, writes a dataset, and reports the problems in the log.
+"""This module imports a log: it reads the files, writes a dataset, and reports the problems in the log.
 
 Rows with a problem are counted, and are fixed or dropped by the rules in docs/events.md. If too many rows would be
 dropped, the log is refused, and the error names the first bad rows. Nothing is written before all rows are checked.
@@ -72,7 +72,7 @@ class ImportConfig:
     users: Path | None = None
     """File of user attributes."""
     impressions: Sequence[Path] = ()
-    """Files of impressions. Columns of users, items, times, requests and positions are named like those of the log."""
+    """Files of impressions. The columns of users, items, times, requests and positions are named as in the log."""
     max_bad_share: float = 0.01
     """Largest share of rows that may be dropped because of empty ids, bad times or a wrong number of fields."""
 
@@ -84,7 +84,7 @@ class ImportConfig:
 
 
 def _fixed(what: str) -> int:
-    """Returns a field of the report. The field counts rows with one problem. `what` names the problem and the fix."""
+    """Returns a field of the report that counts rows with one kind of problem. `what` names the problem and the fix."""
     count: int = dataclasses.field(default=0, metadata={"fix": what})
     return count
 
@@ -134,7 +134,7 @@ class ImportReport:
 def import_log(config: ImportConfig, root: Path, name: str) -> tuple[Path, ImportReport]:
     """Imports a log as dataset `name` under `root`. Returns the snapshot's path and the report.
 
-    Raises DataError if the log breaks the rules and UsageError for wrong options. In both cases nothing is written.
+    Raises DataError if the log breaks the rules, and UsageError if an option is wrong. Then nothing is written.
     """
     check_place(root, name)
     report = ImportReport()
@@ -164,7 +164,7 @@ def import_log(config: ImportConfig, root: Path, name: str) -> tuple[Path, Impor
 
 
 def _without_others_position(config: ImportConfig, files: Sequence[Path]) -> ImportConfig:
-    """Returns `config`. If only the impressions have the column of positions, sets `position` to None."""
+    """Returns `config`, with `position` set to None if only the impressions, not the log, have that column."""
     if config.position is None or not config.impressions or config.position in inspect(files[0]).columns:
         return config
     shown = inspect(find_logs(config.impressions)[0]).columns
@@ -472,7 +472,7 @@ def _check_attribute_loss(
             f"{num_bad:,} of {num_rows:,} rows of {rows.source.path} ({rows.unit} {', '.join(map(str, lines))}) "
             f"have no id that could match an event's id{or_time}, or a wrong number of fields",
             allowed=f"allowed: at most {config.max_bad_share:.1%} of the rows (--max-bad-share)",
-            fix="check that the ids are in the first column, or in a column with the name of the events' column",
+            fix="check that the ids are in the first column, or in a column named like the log's column of ids",
         )
 
 

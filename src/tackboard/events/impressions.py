@@ -1,4 +1,4 @@
-"""This module parses a user's files of impressions (items that requests showed), and reads them by bucket of users.
+"""This module parses files of impressions (items that requests showed), and reads stored impressions bucket by bucket.
 
     impressions.parquet   user_id, time_ms, request, position, item_id    of a log; sorted by these columns
                           request, position, item_id                      of a synthetic world
@@ -44,7 +44,7 @@ ROWS_NAMED = 3
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """The impressions of a user's files. `table` has the columns `COLUMNS`, and its rows are sorted by them.
+    """The impressions of some files. `table` has the columns `COLUMNS`, and its rows are sorted by them.
 
     `users` and `items` hold the distinct raw ids, in the types of the events' ids.
     """
@@ -59,12 +59,12 @@ class Shown:
 def parse_impressions(
     paths: Sequence[Path], columns: Mapping[str, str], events: pa.Table, max_bad_share: float
 ) -> Shown:
-    """Reads a user's files of impressions.
+    """Reads files of impressions.
 
-    `columns` maps `user`, `item`, `time`, `request` and perhaps `position` to columns of the files. If `columns` has no
-    `position`, or the first file lacks that column, a column named `position` is read if it exists. Ids and requests
-    get the types that they have in `events`. A row without a usable user, item, time or request is dropped. Raises
-    DataError if all rows, or more than `max_bad_share` of the rows, would be dropped.
+    `columns` maps `user`, `item`, `time`, `request` and perhaps `position` to columns of the files. Positions come
+    from the column that `columns` names, or else from a column named `position`. If the first file has neither column,
+    positions are missing. Ids and requests get the types that they have in `events`. A row without a usable user, item,
+    time or request is dropped. Raises DataError if all rows, or more than `max_bad_share` of them, would be dropped.
     """
     if "request" not in columns or "request" not in events.column_names:
         raise UsageError(
@@ -131,7 +131,7 @@ def _check_loss(log: Log, good: NDArray[np.bool_], max_bad_share: float) -> None
 
 @dataclasses.dataclass
 class Impressions:
-    """Reads the impressions of a dataset by bucket, from the events of the action `shown`, or from `table` or `reader`.
+    """Reads a dataset's impressions bucket by bucket: from events of the action `shown`, or from `table` or `reader`.
 
     `offsets` holds the first row of each bucket in the table or file, followed by the number of all rows. Impressions
     without a request or without a user are left out, and `without_request` and `without_user` count them.
@@ -257,7 +257,7 @@ def check_action(dataset: Dataset, action: str, option: str) -> None:
 
 
 def _as_type(requests: pa.Array, wanted: pa.DataType, name: str, place: Place) -> pa.Array:
-    """Casts request ids to their type in the events. If that type is int64, text that is no integer becomes null."""
+    """Casts request ids to their type in the events. If this is int64, text that is not an integer becomes null."""
     if requests.type == wanted:
         return requests
     if pa.types.is_string(wanted):

@@ -75,7 +75,7 @@ class Layout:
         ends = self.first_users[bucket + 1 : bucket + 2]
         if len(user_ids) and (user_ids[0] != self.first_users[bucket] or (user_ids[-1] >= ends).any()):
             raise CorruptFileError(
-                f"{folder / FILE_NAME} does not match events.parquet: bucket {bucket} has other users there"
+                f"{folder / FILE_NAME} does not match events.parquet, whose bucket {bucket} has other users"
             )
 
     def write(self, folder: Path) -> None:
@@ -84,7 +84,7 @@ class Layout:
 
 
 def cut_buckets(user_ids: Ints, rows_per_bucket: int) -> Layout:
-    """Cuts events, sorted by `user_ids`, into buckets. A bucket has up to `rows_per_bucket` rows, or only one user."""
+    """Cuts events, sorted by `user_ids`, into buckets. A bucket with more than `rows_per_bucket` rows has one user."""
     # `starts` holds the first row of each user, followed by the number of events.
     starts = np.append(starts_of_users(user_ids), len(user_ids))
     bounds, begin = [], 0
@@ -130,7 +130,7 @@ def write_buckets(table: pa.Table, offsets: Ints, path: Path) -> None:
 
 
 def _encodings(schema: pa.Schema) -> dict[str, Any]:
-    """Returns write options. RISING columns are stored as differences, take less space and load four times as fast."""
+    """Returns write options. RISING columns, stored as differences, take less space and load four times as fast."""
     rising = [field.name for field in schema if field.name in RISING and field.type == pa.int64()]
     if not rising or any(pa.types.is_nested(field.type) for field in schema):
         return {}
@@ -187,7 +187,7 @@ def _derive(events: Path) -> Layout:
     for table in row_groups(events, ["user_id"]):
         check_rows(table, events)
         users = table["user_id"].to_numpy()
-        # If the rows of a user continue from the previous row group, they all belong to the previous bucket.
+        # A user whose rows began in the previous row group belongs to the previous bucket with all rows.
         begin = int(np.searchsorted(users, previous, side="right")) if previous is not None else 0
         if begin < len(users):
             first_users.append(int(users[begin]))

@@ -54,7 +54,7 @@ def find_logs(paths: Sequence[Path]) -> list[Path]:
 
 @dataclasses.dataclass(frozen=True)
 class Log:
-    """The columns of a log that were asked for. The rows of all files of the log are concatenated."""
+    """The requested columns of a log. The rows of all its files are concatenated."""
 
     parts: tuple[FileRows, ...]
     """One part per file. The tables of the parts are empty, because `columns` holds the rows."""

@@ -3,8 +3,8 @@
 The new snapshot is made under a temporary name, with hard links to the unchanged files. At the very end, one rename
 points `latest` at it. So after a kill at any instant, `latest` is the old snapshot or the complete new snapshot. If a
 command is killed when its snapshot is complete but not yet `latest`, the same command uses this snapshot next time and
-does not make another. Forgotten users are never copied: if the old snapshot holds forgotten users, the command is
-refused unless it replaces users.parquet.
+does not make another. Forgotten users are never copied: a command that does not replace users.parquet is refused
+if the old snapshot holds forgotten users.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def check_newest(dataset: Dataset) -> None:
     snapshot = dataset.path.resolve()
     latest = snapshot.parent / LATEST
     if not latest.is_symlink() or latest.resolve() != snapshot:
-        again = f"give {snapshot.parent}; if you did, another job was faster: run the command again"
+        again = f"give {snapshot.parent}; if you gave it, another job has made a newer snapshot: run the command again"
         raise UsageError(
             f"{snapshot} is not the newest snapshot of a dataset",
             allowed=f"allowed: the snapshot that `{LATEST}` points at",

@@ -1,4 +1,4 @@
-"""This module reads columns of a user's file, which is CSV, gzipped CSV or Parquet, into a table.
+"""This module reads columns of a CSV, gzipped CSV or Parquet file into a table.
 
 The first bytes of a file, not its name, decide the format. Decided: CSV columns are read as text, because a guessed
 type turns the id `007` into 7, and one stray letter changes the type of a column. Only attributes get guessed types.
@@ -86,7 +86,7 @@ class TableFile:
 
 @dataclasses.dataclass(frozen=True)
 class FileRows:
-    """The columns that were read from a file. `line_of` and `place_of` say where in the file a row stands."""
+    """The columns that were read from a file. `line_of` and `place_of` say where in the file a row is."""
 
     source: TableFile
     table: pa.Table

@@ -72,7 +72,7 @@ def parse_times(column: pa.ChunkedArray, name: str, place: Place = in_row) -> Ti
 def parse_milliseconds(column: pa.ChunkedArray, name: str, place: Place = in_row) -> Times:
     """Parses a column of milliseconds. Unlike in `parse_times`, 0 and negative integers are usable.
 
-    Text is usable if it is an integer of at most 18 digits. `parse_times` gets columns of other types.
+    Text is usable if it is an integer of at most 18 digits. Columns of other types are passed to `parse_times`.
     """
     column = plain(column)
     if is_text(column.type):

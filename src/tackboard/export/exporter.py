@@ -3,8 +3,8 @@
     <bundle>/  dense.safetensors · tables/<name>.safetensors · features.json · signature.json · card.md · MANIFEST.json
 
 Tables are stored in fp16 by default, as in the published system; dense parameters stay fp32. A bundle for training has
-the tables as the run stored them, and all parameters, so a run that starts from it begins with the same bits as a run
-that starts from the run itself. The states of optimisers are not part of a bundle. The parameters are checked against
+all parameters, and the tables as the run stored them. So a new run begins with the same bits whether it starts from the
+bundle or from the original run. The states of optimisers are not part of a bundle. The parameters are checked against
 their model before anything is written. The bundle is written into a temporary folder and then renamed, so that no
 incomplete bundle is left behind.
 """
@@ -53,8 +53,8 @@ def export_bundle(
 ) -> dict[str, Any]:
     """Writes the folder `bundle` from a checkpoint and returns a summary. An existing folder is not overwritten.
 
-    `tables` is fp32 or fp16; empty means fp16, or the run's own precision with `for_training`. `code_file` is the file
-    of a user's own model, or None if the user named no file.
+    `tables` is fp32, fp16 or empty. If it is empty, tables are stored in fp16, or, with `for_training`, in the run's
+    own precision. `code_file` is the file of a user's own model, or None if the user named no file.
     """
     _check_options(version, tables, for_training=for_training)
     checkpoint = load_trained(path)
@@ -182,7 +182,7 @@ def _card(signature: Signature, checkpoint: Checkpoint, stored: Mapping[str, Sto
     if began := lineage.get("started_from"):
         part = f"The parameters under `{began['prefix']}`" if began.get("prefix") else "Its parameters"
         lines.append(
-            f"{part} began as those of step {began['step']} of run `{began['run']}`, which was trained on snapshot "
+            f"{part} were initialised from step {began['step']} of run `{began['run']}`, which was trained on snapshot "
             f"`{began['snapshot']}`."
         )
     lines += [

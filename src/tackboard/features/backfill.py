@@ -1,7 +1,7 @@
 """Backfill computes a feature set for all events of a dataset and makes a new snapshot with features.parquet.
 
-Every event becomes one row. Backfill makes a request of the event, with the event's user, time and context, and with
-the event's item as the only candidate. The row holds the features of this request. The request sees only events that
+Every event becomes one row. Backfill turns the event into a request that has the event's user, time and context, and
+the event's item as its only candidate. The row holds the features of this request. The request sees only events that
 were received before its time. The old snapshot stays in use until the new snapshot is complete (see
 events/staging.py). If the computation of a feature did not change since the last backfill, its values are copied.
 Memory is bounded, because backfill computes one bucket (all events of some users) at a time. Each bucket is written as

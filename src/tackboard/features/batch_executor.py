@@ -52,7 +52,7 @@ class RequestRows:
             fits = rises and (count == 0 or (of[0] >= 0 and of[-1] < len(self.user_ids)))
         if not fits:
             raise UsageError(
-                "candidates do not fit their requests", allowed="give request_of in ascending order, one per candidate"
+                "candidates do not fit their requests", allowed="give one request_of per candidate, in ascending order"
             )
 
     def candidate_counts(self) -> Positions:
@@ -77,7 +77,9 @@ class BatchExecutor:
     ) -> None:
         if events is None and plan.reads_events:
             index = next(index for index, node in enumerate(plan.nodes) if node.op == "events")
-            raise DataError(f"feature {plan.readers(index)[0]} reads events: the table of events is not in the data")
+            raise DataError(
+                f"feature {plan.readers(index)[0]} reads events, but the table of events is not in the data"
+            )
         self.plan = plan
         self.events = events
         self.tables = {"user": users, "item": items}

@@ -1,8 +1,8 @@
 """Checks whether a dataset has the columns that a feature set reads, and raises an error for the first problem.
 
 Every column that the features read must exist and have the declared type. Its values must be within the declared range
-in every row, even in rows that no feature would use. A key of the context must occur in at least one event. The check
-computes no feature and reads the events chunk by chunk.
+in every row, even in rows that no feature would use. A context key that the features read must occur in at least one
+event. The check computes no feature and reads the events chunk by chunk.
 """
 
 from __future__ import annotations

@@ -109,8 +109,8 @@ class EntityTable:
         return cls(numpy_column(table, f"{entity}_id"), columns, valid_from)
 
     def lookup(self, ids: Positions, times: Positions | None) -> Lookup:
-        """Returns a function (attribute, default) that reads the attribute of every id, as it was at the time that
-        `times` gives for this id. The default replaces missing values."""
+        """Returns a function of (attribute, default). The function returns the attribute of every id, as it was at the
+        time that `times` gives for this id. The default replaces missing values."""
         places = self.places(ids, times)
         known = places >= 0
         safe, all_known = np.where(known, places, 0), bool(known.all())
@@ -126,7 +126,7 @@ class EntityTable:
         return read
 
     def places(self, ids: Positions, times: Positions | None) -> Positions:
-        """Returns for each id the row that is valid at the time that `times` gives for the id, or -1 if none is."""
+        """Returns for each id the row that is valid at the time that `times` gives for it, or -1 if no row is."""
         if self.valid_from is None:
             return find_ids(self.ids, ids)
         if times is None:

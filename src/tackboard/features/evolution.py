@@ -108,7 +108,8 @@ def _difference(old: FeatureType, new: FeatureType) -> str:
 
 
 def _range_changes(feature: Feature, old: Mapping[str, Range], new: Mapping[str, Range]) -> list[FeatureChange]:
-    """Returns the changed ranges of columns that both versions read. (A new column is a change of computation.)"""
+    """Returns the changed ranges of columns that both versions read. (If only one version reads a column, the
+    computation has changed.)"""
     changes = []
     for column in sorted(old.keys() & new.keys()):
         (old_low, old_high), (low, high) = old[column], new[column]

@@ -159,8 +159,8 @@ def _expand(column: Column, num_rows: int) -> Column:
 def _spread(value: Any, frame: Frame, *, broadcasts: bool) -> Any:
     """Repeats the value of each request for all candidates of the request.
 
-    If there is a single request, a view (the chosen events of each row) is not repeated, because kernels accept a view
-    of one row. In that case a column is not repeated either, if the kernel broadcasts it.
+    If there is a single request, two kinds of values are not repeated: a view (the chosen events of each row), because
+    kernels accept a view of one row, and a column that the kernel broadcasts.
     """
     if isinstance(value, View):
         return value if frame.num_requests == 1 else frame.spread_view(value)

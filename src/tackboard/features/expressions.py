@@ -96,7 +96,8 @@ class Expression:
 
     def __getattr__(self, name: str) -> NoReturn:
         # Python and NumPy look up names with underscores to find out what an object can do. For an attribute in
-        # `__slots__`, Python calls this method only if it has no value yet, while `copy` or `pickle` makes the object.
+        # `__slots__`, Python calls this method only while the attribute has no value yet. This happens while `copy` or
+        # `pickle` makes the object.
         if name.startswith("_") or name in Expression.__slots__:
             raise AttributeError(name)
         operators = [known for known in vars(Expression) if not known.startswith("_") and known not in self.__slots__]
@@ -126,8 +127,9 @@ class Expression:
     def __bool__(self) -> NoReturn:
         raise UsageError(
             f"{caller_place()}: a feature has no truth value while it is being defined",
-            allowed="for and, or, not write &, |, ~ with parentheses around each comparison: (a > 0) & (a < 3)",
-            fix="for `a in values` write a.is_in([…]); for `if` write if_else(condition, a, b)",
+            allowed="instead of `and`, `or`, `not` write &, |, ~, "
+            "with parentheses around each comparison: (a > 0) & (a < 3)",
+            fix="instead of `a in values` write a.is_in([…]); instead of `if` write if_else(condition, a, b)",
         )
 
     def __iter__(self) -> NoReturn:

@@ -86,7 +86,8 @@ class FeatureCatalogue:
         self._same = [self._compare(model) for model in models]
 
     def users_of(self, name: str) -> dict[int, bool]:
-        """Maps the position of each model that reads the feature to whether the model reads the current version."""
+        """Returns a dict with the position of each model that reads the feature. The value tells whether the model
+        reads the current version of the feature."""
         return {number: same[name] for number, same in enumerate(self._same) if name in same}
 
     def _compare(self, model: ModelUse) -> dict[str, bool]:

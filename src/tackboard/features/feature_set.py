@@ -104,9 +104,10 @@ class FeatureSet:
         return {name: self._digests[index] for name, index in self.plan.features.items()}
 
     def read_hashes(self, max_history: int) -> dict[str, str]:
-        """Maps each entry of `reads` to the hash of its computation, without the length `max_history` of a sequence.
+        """Maps each entry of `reads` to the hash of its computation.
 
-        So two models that read the same columns of histories of different lengths have the same hashes.
+        The hash leaves out the length `max_history` of a history. So two models have the same hashes if they read the
+        same columns of histories of different lengths.
         """
         without_length = node_digests(self.plan, max_history)
         hashes: dict[str, str] = {}
@@ -117,8 +118,8 @@ class FeatureSet:
         return hashes
 
     def reads(self) -> list[str]:
-        """Returns the list `reads` of a model that reads the whole set. The list names each feature, but for a sequence
-        it names each column of the sequence, such as `history.item`."""
+        """Returns the list `reads` of a model that reads the whole set. The list has one entry per feature, or, if the
+        feature is a sequence, one entry per column of the sequence, such as `history.item`."""
         return [
             read
             for feature in self.features()
@@ -273,7 +274,7 @@ def _some_columns(builder: PlanBuilder, index: int, name: str, columns: list[str
 def node_digests(plan: Plan, max_history: int | None = None) -> list[str]:
     """Returns a hash for every node. The hash covers the node's operator, parameters and the hashes of its inputs.
 
-    If `max_history` is given, the number of events is left out where a node takes this number of newest events.
+    If `max_history` is given, a node that takes the newest `max_history` events is hashed without this number.
     """
     digests: list[str] = []
     for node in plan.nodes:

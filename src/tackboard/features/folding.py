@@ -98,8 +98,8 @@ class FoldedTable:
         self.columns = columns
 
     def lookup(self, ids: Positions, times: Positions | None) -> Lookup:
-        """Returns a function (column name, default) that reads the column for every id, as it was at the time that
-        `times` gives for this id. The function ignores the default, because the columns already contain it."""
+        """Returns a function of (column name, default). The function returns the column's value for every id, as it was
+        at the time that `times` gives for this id. It ignores the default, because the columns already contain it."""
         places = _places(self._table, ids, times)
         return lambda name, _default: self.columns[name].take(places)
 
@@ -166,7 +166,7 @@ def _own(plan: Plan, entity: str, table: EntityTable) -> list[bool]:
 
 
 def _with_parts(plan: Plan, own: list[bool]) -> Plan:
-    """Splits some `cross` and `cosine` nodes to do part of their work ahead of time. The results keep all their bits.
+    """Splits some `cross` and `cosine` nodes to do part of their work ahead of time. The results keep the same bits.
 
     If a `cross` node does not depend only on the entity, the hashes of its strings become separate nodes. If exactly
     one input of a `cosine` node depends only on the entity, the squared length of that vector becomes a separate node.
@@ -191,8 +191,8 @@ def _with_parts(plan: Plan, own: list[bool]) -> Plan:
                 if plan.nodes[argument].type.kind == "string":
                     args[position] = add(_part(plan.nodes[argument], "hash_id", args[position]))
         if node.op == "cosine" and own[node.args[0]] != own[node.args[1]]:
-            # If users were folded before, the node already has a third input, the squared length of the user's vector.
-            # The squared length of the item's vector replaces this input, because that saves more work.
+            # If the table of users was folded first, the node already has a third input: the squared length of the
+            # user's vector. The squared length of the item's vector replaces this input, because that saves more work.
             other, mine = args[:2] if own[node.args[1]] else args[1::-1]
             args = [other, mine, add(_part(nodes[mine], "dot", mine, mine))]
         shape = place[node.shape] if 0 <= node.shape < index else node.shape

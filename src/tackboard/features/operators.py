@@ -35,7 +35,10 @@ TypeRule = Callable[[tuple[FeatureType, ...], Params], FeatureType]
 
 
 class TypeClash(Exception):
-    """Raised by a type rule. Tells what was given and what the operator takes. The compiler adds feature and line."""
+    """Raised by a type rule. Tells what was given and what the operator takes.
+
+    The compiler adds the name of the feature and its line in the code.
+    """
 
     def __init__(self, got: str, allowed: str = "", fix: str = "") -> None:
         super().__init__(got)

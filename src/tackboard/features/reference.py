@@ -228,8 +228,8 @@ def types_of(operator: Operator) -> str:
 def _calls(operator: Operator) -> Iterable[tuple[int, dict[str, Any]]]:
     """Returns the calls that `types_of` tries, as (number of inputs, parameters).
 
-    These are the calls in the examples. If the first call has a parameter `value` or `values`, that call is also tried
-    with each constant of CONSTANTS in place of this parameter.
+    These are the calls in the examples. If the first of them has a parameter `value` or `values`, it is also tried
+    with each constant of CONSTANTS as that parameter.
     """
     seen = []
     for example in operator.examples:

@@ -4,7 +4,8 @@ The batch executor computes the features of each logged request again. It sees e
 request. The result is compared bit for bit with the served features. A difference has one of three reasons:
 
     late        The difference vanishes if the batch executor also sees late events, which happened before the request
-                but were received after it. The server knew these events, or the dataset's received times are wrong.
+                but were received after it. Either the server had these events earlier than the log, or the received
+                times in the dataset are wrong.
     attributes  The feature reads attributes of the user or item, and the dataset has none for the request's time.
     skew        Any other difference. Serving and training compute different values.
 
@@ -112,7 +113,8 @@ class ReplayReport:
         return sum(result.num_mismatches for result in self.features.values())
 
     def worst(self) -> tuple[str, FeatureResult]:
-        """Returns the feature with the most differences of reason skew. The number of all differences breaks ties."""
+        """Returns the feature with the most differences whose reason is skew. In a tie, the feature with more
+        differences in total wins."""
         return max(self.features.items(), key=lambda entry: (entry[1].mismatches[SKEW], entry[1].num_mismatches))
 
     def to_json(self) -> dict[str, Any]:
@@ -278,7 +280,7 @@ class _Replayer:
         return executor.compute(group.rows)
 
     def _per_candidate(self, name: str) -> bool:
-        """Whether a feature is compared per candidate. A private feature is compared per request, by its hash."""
+        """Whether a feature is compared per candidate. A feature that reads the user's id is compared per request."""
         return self.plan.nodes[self.plan.features[name]].level == CANDIDATE and name not in self.private
 
     def _differing(self, name: str, group: _Group, recomputed: Column) -> Positions:

@@ -5,15 +5,16 @@
     FOLDER/features-<utc>-<pid>.jsonl    a header, then one record per request; when a file is full, a new file begins
 
 The header holds the complete features.json, so a reader needs only the log and the secret key (see `read_key`). A
-record holds the request's time, its user, its candidates (if a feature needs them), the context that features read, and
-the exact value of every feature. For some features, a hash replaces the value (see below). The log holds nothing else.
+record holds the request's time, its user, its candidates (if a feature needs them), the context values that features
+read, and the exact value of every feature. For some features, a hash replaces the value (see below). The log holds
+nothing else.
 
 Decided: the user's id, and every feature that is computed from it, are written only as keyed hashes. Anyone who has the
-key and the dataset can compute the hashes again and compare. The hashes tell nothing to anyone else. Every line ends
-with a seal, a keyed hash of the line's text, so a changed byte is reported as a damaged log and never as skew.
-Logging never delays serving, because a request only puts its arrays into a queue. If the writer cannot keep up or the
-disk is full, records are dropped and counted. Log files are never removed, so once the size limit is reached, new
-records are dropped.
+key and the dataset can compute the hashes again and compare them with the log. To anyone else, the hashes reveal
+nothing. Every line ends with a seal, a keyed hash of the line's text, so a changed byte is reported as a damaged log
+and never as skew. Logging never delays serving, because a request only puts its arrays into a queue. If the writer
+cannot keep up or the disk is full, records are dropped and counted. Log files are never removed, so once the size limit
+is reached, new records are dropped.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class FeatureLogConfig:
     sample: float = 1.0
     """Share of requests that are logged, 0 to 1. A keyed hash of user and time decides whether a request is logged."""
     max_waiting: int = 256
-    """Largest number of requests that wait to be written. If it is reached, further requests are dropped."""
+    """Largest number of requests that wait to be written. If this many wait, further requests are not logged."""
     max_waiting_bytes: int = 64 << 20
     """Largest number of bytes that wait to be written. If no other request waits, a request may have more bytes."""
     max_file_bytes: int = 64 << 20
@@ -250,7 +251,10 @@ class FeatureLog:
         """Prints a warning once per reason, because a full disk must not fill the server's own log with warnings."""
         if reason not in self._complaints:
             self._complaints.add(reason)
-            say(f"warning: features are not logged to {self.folder}: {reason}; serving goes on, and drops are counted")
+            say(
+                f"warning: features are not logged to {self.folder}: {reason}; "
+                "serving goes on, and lost records are counted"
+            )
 
     def _record(self, waiting: _Waiting) -> bytes:
         columns = {
@@ -430,7 +434,7 @@ def _read_record(
     try:
         stored = record["features"]
         if set(stored) != set(plan.features):
-            raise CorruptFileError("its features are not those of the header")
+            raise CorruptFileError("the record does not have the features that the header lists")
         item_ids = decode_array(record["items"], np.int64)
         columns: dict[str, Column] = {}
         for name in plan.features:

@@ -1,8 +1,8 @@
 """Writes a node of a plan as text in the feature language. `features docs` shows this text for every feature.
 
-If the text is read as Python, it compiles to a node with the same hash. Another feature of the set is written as
-`feature("name")`. A node that is used more than once gets a name and a separate line, so the text never grows faster
-than the plan. The notation of operators comes from `spelling` in the registry, so it is not repeated here.
+If the text is read as Python, it compiles to a node with the same hash. A reference to another feature of the set is
+written as `feature("name")`. A node that is used more than once gets a name and a separate line, so the text never
+grows faster than the plan. The notation of operators comes from `spelling` in the registry, so it is not repeated here.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class _Speller:
 
 
 def _params(spelt: str, operator: Operator, params: Mapping[str, Any]) -> list[str]:
-    """Returns the parameters in the kernel's order. A parameter that the spelling writes with `=` gets its keyword."""
+    """Returns the parameters in the kernel's order. A parameter with `=` in `spelt` is written as name=value."""
     keywords = [name.split("=")[0].strip() for name in spelt.split(",") if "=" in name]
     texts = []
     for name in inspect.signature(operator.kernel).parameters:

@@ -1,7 +1,7 @@
 """This module defines the standard features, which every sequence model can read, in the feature language.
 
 `history` is the sequence of the user's newest events. It has the columns item, time, action, surface and gap, and a
-model may read only some of them. Actions and surfaces are given by their positions in the vocabulary, counted from 1;
+model need not read all of them. Actions and surfaces are given by their positions in the vocabulary, counted from 1;
 0 stands for an unknown action or surface. The gap is the time since the previous event, on a logarithmic scale of
 whole numbers. `since_last` is the time from the newest event to the request, in seconds. A custom set may define
 another `history` and add features.

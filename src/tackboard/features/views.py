@@ -198,7 +198,10 @@ def coded(keys: Positions, wanted: Positions) -> tuple[Positions, Positions, int
 
 
 def positions_of(numbers: Positions, wanted: Positions, limit: int) -> Positions:
-    """Returns the position of each wanted number in ascending `numbers`, or -1. All numbers must be below `limit`."""
+    """Returns the position of each wanted number in `numbers`, or -1 if `numbers` does not contain it.
+
+    `numbers` must be ascending. All numbers must be below `limit`.
+    """
     if limit <= 4 * (len(wanted) + len(numbers)) + 64:
         table = np.full(limit, -1, dtype=np.int64)
         table[numbers] = np.arange(len(numbers))
@@ -263,8 +266,8 @@ class Visibility:
     def view(self, owners: Positions, request_ms: Positions, newest: int | None = None) -> View:
         """Returns the events that each request sees. `owners` is -1 for users without events.
 
-        A caller that gives `newest` promises to read at most that number of newest events per request. If the index
-        must list the events of a request one by one, it may then leave out older events. The result of
+        A caller that gives `newest` promises to read at most that number of newest events per request. Where the index
+        lists the events of a request one by one, the promise allows it to leave out older events. The result of
         `view.newest(newest)` is the same with and without the promise.
         """
         offsets, received = self._offsets, self._received

@@ -57,7 +57,7 @@ class ProbabilityMetrics:
         given = np.ones(len(labels)) if weights is None else np.asarray(weights, np.float64)
         self.examples += float(given.sum())
         self.positives += float(given[labels].sum())
-        # The probability of yes is the exponential of minus the loss that an example has if its label is yes.
+        # The probability of yes is exp(−loss), where the loss is computed as if the example's label were yes.
         self.probabilities += float((given * np.exp(-log_losses(logits, np.ones(len(labels), dtype=np.bool_)))).sum())
         self.losses += float((given * log_losses(logits, labels)).sum())
 
@@ -67,7 +67,7 @@ class ProbabilityMetrics:
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
     def result(self) -> dict[str, float]:
-        """Returns `log_loss`, `ne` and `calibration`; NaN where it is not defined, such as NE if all labels agree."""
+        """Returns `log_loss`, `ne` and `calibration`. An undefined value, such as NE if all labels agree, is NaN."""
         if not self.examples:
             return dict.fromkeys(("log_loss", "ne", "calibration"), float("nan"))
         mean, loss = self.positives / self.examples, self.losses / self.examples

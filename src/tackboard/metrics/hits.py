@@ -28,7 +28,7 @@ class RequestHits:
         self.num_hits += int((places < self.k).sum())
 
     def merge(self, other: RequestHits) -> None:
-        """Adds the requests of `other`, which must have the same `k` and other requests."""
+        """Adds the requests of `other`. Both must have the same `k`, and no request may be in both."""
         self.num_requests += other.num_requests
         self.num_hits += other.num_hits
 
@@ -42,7 +42,7 @@ def best_places(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Returns the requests that have a wanted candidate, ascending, and the 0-based place of the best such candidate.
 
-    The arguments have one value per candidate. Candidates that are not wanted stand before wanted ones of equal score.
+    The arguments have one value per candidate. Among equal scores, candidates that are not wanted come first.
     """
     values = np.asarray(scores, dtype=np.float64)
     order = np.lexsort((is_wanted, -np.where(np.isnan(values), -np.inf, values), requests))

@@ -1,7 +1,7 @@
 """Lists the backbones by name. A backbone is the stack of layers between the vectors of events and the predictions.
 
 A backbone takes packed tokens [T, D], the lengths of their rows, and times if it reads them. It returns hidden vectors
-of the same shape; a token sees no later token and no other row. Every model takes its backbone from here. To add a
+of the same shape; a token sees neither later tokens nor other rows. Every model takes its backbone from here. To add a
 backbone, write a module with a subclass of `decoder.LayerStack` and add a line to BACKBONES.
 
 Decided: one config class describes all kinds of backbone. A setting that a kind does not have must stay at its default.
@@ -93,10 +93,10 @@ class BackboneConfig:
 
 
 def without_unread(values: Any, kind: str) -> Any:
-    """Returns the flat settings of an older version without those that their kind of backbone never reads.
+    """Returns flat settings without those that the kind of backbone never reads.
 
-    Older versions allowed such settings. `kind` is the kind of backbone of settings that name no kind. Nested settings
-    are returned unchanged.
+    Older versions stored flat settings, and allowed settings that are never read. `kind` is the kind of backbone if the
+    settings do not name one. Nested settings, which today's version stores, are returned unchanged.
     """
     kind = values.get("backbone", kind) if isinstance(values, dict) else ""
     if not isinstance(kind, str) or kind not in BACKBONES:

@@ -32,7 +32,7 @@ class ChangedRows:
     """The changed rows of a tensor of `num_rows` rows. `fresh` makes the other rows; None means that they are 0."""
 
     rows_N: torch.Tensor
-    """Positions, rising; int32 if all positions of the table fit into int32, otherwise int64."""
+    """Positions in ascending order; int32 if all positions of the table fit into int32, otherwise int64."""
     values_Nd: torch.Tensor
     num_rows: int
     fresh: FreshRows | None

@@ -19,8 +19,8 @@ Decided, because the publication does not say:
 - An item that was not seen for longer than its interval is treated as if it were seen now. So the estimate of an item
   that is no longer popular falls, and an item that was never seen counts as if it were seen once in all steps so far.
 
-The distinct slots of a step depend on the batch alone, so the CPU finds them before the batch is copied to a GPU. On a
-GPU, the host would have to wait for their number.
+The distinct slots of a step depend on the batch alone, so the CPU finds them before the batch is copied to a GPU. If a
+GPU found them, the host would have to wait for their number.
 
 Shapes: M items, k hash functions, S distinct slots of a step.
 """

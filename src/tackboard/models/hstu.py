@@ -9,11 +9,11 @@ Input and output are those of `decoder.LayerStack`. For a token x, one layer com
 A softmax would tell which keys matter most, but not how many keys matter. Here the sum grows if more keys match the
 token. For that reason n is a constant: the largest length. The norms have no parameters. The heads of a layer share one
 learned bias per distance in positions and one per bucket of time. All of this is as in the public code. With
-`query_times_T`, the elapsed time ends at the event after the query, or at the request. This is also as in the public
-code.
+`query_times_T`, the time between a key and a query runs from the key's event to the event after the query's event, or
+to the request. This is also as in the public code.
 
 Decided: keys farther away than `max_positions` get the bias of the farthest distance, and keys with a later time than
-their query get time bucket 0 (the public code takes the absolute value of the time). `final_norm` is our addition, so
+the query get time bucket 0 (the public code takes the absolute value of the time). `final_norm` is our addition, so
 that backbones can be exchanged; models that score by cosines need no final norm. On a CPU, attention computes a score
 for each query, key and head, in tiles (`ops.packed_attention_reference`). So memory is bounded, but time grows with the
 square of the length.

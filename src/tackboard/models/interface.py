@@ -101,7 +101,7 @@ class ModelConfig(abc.ABC):
         )
 
     def check_labels(self, known: Sequence[str]) -> None:
-        """Raises ConfigError if the model needs a label that labelled requests with the labels `known` do not have."""
+        """Raises ConfigError if the model needs a label that is not in `known`, the labels that the requests have."""
         del known
 
     def warnings(self, max_length: int) -> list[str]:

@@ -74,7 +74,7 @@ class LossConfig:
     multi_token_window: int = 8
     """Largest distance, counted in events, from a token to an event that the multi-token loss predicts."""
     multi_token_share: float = 0.25
-    """Share of the pairs of token and event in the window that a step uses, chosen at random."""
+    """Share of the multi-token pairs (a token and an event in its window) that a step uses, chosen at random."""
     future_token_weight: float = 0.0
     """Weight of the future-token loss, which predicts events after a segment's first `future_token_anchor` events."""
     future_token_anchor: int = 32
@@ -100,9 +100,9 @@ class LossConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OwnLists:
-    """Lists of items that are no negatives. Row b has the list items[offsets[g] : offsets[g + 1]] with g = groups[b].
+    """Lists of items that are not negatives. Row b has the list items[offsets[g] : offsets[g + 1]] with g = groups[b].
 
-    If `places` holds the index of each item's event in its row, only tokens after this event leave the item out.
+    If `places` holds the index of each item's event in its row, the item is left out only for tokens after this event.
     """
 
     offsets: torch.Tensor
@@ -113,7 +113,8 @@ class OwnLists:
     def padded(self, item: int) -> OwnLists:
         """Returns the lists of a padded batch. The last group gets the padding, which repeats `item`.
 
-        If each row is a group, then the last row is padding already. Otherwise groups are added that belong to no row.
+        If each row is a group, then the last row is padding already. Otherwise the padding is in new groups, which
+        belong to no row.
         """
         size, num_groups = coarse_size(len(self.items)), len(self.offsets) - 1
         num_groups = coarse_size(num_groups) if self.places is None else num_groups
@@ -157,7 +158,7 @@ def negative_log_weights(
     log_expected_M: torch.Tensor | None = None,
     counts_M: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Returns log w of each distinct item as a negative [M]; -inf if the item is no negative.
+    """Returns log w of each distinct item as a negative [M]; -inf if the item is not a negative.
 
     `log_expected_M` is the log of an item's expected count among the batch's positives. If it is None,
     `batch.item_log_q` gives the expected count. `counts_M` is the result of `positive_counts`, if it is known. Raises
@@ -198,7 +199,7 @@ def info_nce(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the weighted total of the pairs' losses, and the loss of each pair [P] without a gradient.
 
-    `hidden_AD`, indexed by `pairs.tokens`, is already divided by the temperature. `own` lists the items that are no
+    `hidden_AD`, indexed by `pairs.tokens`, is already divided by the temperature. `own` lists the items that are not
     negatives. If `seen_A` is None, `own` comes from `same_user_items` and contains every right item. Otherwise `own`
     comes from `earlier_items`, `seen_A` is the number of events that each token has seen, and only items of these
     events are taken out. The right item of a pair is never its own negative. `negatives` lists the items that may be
@@ -248,9 +249,10 @@ def next_item_loss(
 
 @dataclasses.dataclass(frozen=True)
 class Targets:
-    """What the tokens of a batch predict, and which items are no negatives.
+    """What the tokens of a batch predict, and which items are not negatives.
 
-    The CPU computes these tensors before the batch is copied. On a GPU, the host would have to wait for their lengths.
+    The CPU computes these tensors before the batch is copied. If a GPU did, the host would have to wait for their
+    lengths.
     """
 
     tokens: torch.Tensor
@@ -262,7 +264,7 @@ class Targets:
     weights: torch.Tensor
     """The weight of each pair: the weight of its loss divided by the number of this loss's pairs [P]."""
     own: OwnLists | None
-    """The items that are no negatives."""
+    """The items that are not negatives."""
     seen: torch.Tensor | None
     """Number of events that each token has seen [A], if only items of seen events are taken out."""
     counts: torch.Tensor

@@ -11,7 +11,7 @@ does not say: each history begins with a learned start token, so the first event
 has a defined vector. Time enters as the logarithm of the gap to the previous event, in buckets (0 buckets leave time
 out). φ_in's unit vectors are scaled by √width to fit the scale of the residual stream. With `request_time` a token also
 knows the time to the event that it predicts. In training this is the gap of the next event; in a request it is the time
-since the newest event. A token knows nothing else of the future. Serving knows this time too, because it knows when a
+since the newest event. A token knows nothing else of the future. A server knows this time too, because it knows when a
 request is made.
 
 Shapes: B rows, N packed events, T packed tokens (events and start tokens), P predictions, M distinct items, D width,
@@ -242,7 +242,8 @@ class PinFM(RetrievalModel):
             hidden_AD = self.with_request(hidden_AD, batch, targets.tokens - targets.rows)
         users_AD, items_MD = self.project_users(hidden_AD), self.project_items(items_ME)
         if batch.num_padding:
-            # Padding has weight 0. But the highest score is subtracted from all scores and must not be one of padding.
+            # Padding has weight 0. But the highest score is subtracted from all scores before their exponentials are
+            # taken. A high score of a padding item would make all exponentials vanish, so its vector is set to 0.
             items_MD = items_MD.masked_fill(batch.item_rows[:, :1] < 0, 0.0)
         log_weights_M = self._log_weights(batch, targets)
         negatives = listed_negatives(batch, in_batch=self.config.loss.in_batch_negatives)

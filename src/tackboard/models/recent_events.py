@@ -3,7 +3,7 @@
 Each of the newest events becomes the sum of vectors of its item, action, surface and position. The vector of the
 candidate is appended to each sum. A small transformer encoder reads these pairs. The output is the maximum of the
 encoded events, followed by the newest few of them as they are. Everything is computed once per candidate, so the module
-is small and reads few events. Rankers had such a view of the user before they were given a pretrained model.
+is small and reads few events. Rankers read users in this way before there were pretrained models of users.
 
 Shapes: C candidates, U requests, S events, D width, E width of an item's rows.
 """

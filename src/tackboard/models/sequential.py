@@ -14,18 +14,18 @@ same score. A LayerNorm precedes inner products, as in SASRec's paper; an L2 nor
 code. `mixed` is for catalogues that are too large to score at every step. `mixed` has the negatives and weights of
 PinFM (`losses.py`), but a user's own items stay among the negatives, as in the exact softmax.
 
-`contrastive` is for a comparison of architectures: the rival gets everything of PinFM that is not architecture. From
-PinFM come the loss with its targets, negatives, popularity correction and masks of own items (`losses.with_targets`,
-`losses.loss_of_targets`), cosines, and the learned temperature. From the rival come the plain table that is both input
-and output, the sum of embeddings without maps, the learned positions, the layers, and rows without a start token. So
-the first event of a segment is not predicted. A rival has no surfaces.
+`contrastive` is for a comparison of architectures: a rival gets everything of PinFM that is not architecture. It takes
+over the loss with its targets, negatives, popularity correction and masks of own items (`losses.with_targets`,
+`losses.loss_of_targets`), cosines, and the learned temperature. It keeps the plain table that is both input and output,
+the sum of embeddings without maps, the learned positions, the layers, and rows without a start token. So the first
+event of a segment is not predicted. A rival has no surfaces.
 
 The published models read items and their order; HSTU also reads times, including the time of the request. The switches
 `use_actions`, `use_time_gap` and `use_request_time` give a rival the inputs of PinFM except surfaces, so that both can
 be compared on the same inputs. Here the request's time means the time from the newest event to the request. HSTU's bias
 reads this time, as in the public code. SASRec has no input for this time, so a learned vector for the log2 bucket of
-the time is added to the event's output or input. A vector at the input passes through the layers. In training, the
-vector at an event stands for the time until the next event, which is known when the next event is predicted.
+the time is added to the event's output or input. At the input, it passes through the layers. In training, the vector at
+an event stands for the time until the next event, which is known when the next event is predicted.
 
 Shapes: T packed events, B rows, P predictions, M distinct items, R negatives of a prediction, D width.
 """
@@ -225,7 +225,7 @@ class SequentialConfig(ModelConfig):
 
 
 def sasrec(num_rows: int, **settings: Any) -> SequentialConfig:
-    """Returns SASRec with sampled softmax as published for MovieLens-1M, with a table of `num_rows`.
+    """Returns SASRec with sampled softmax as published for MovieLens-1M, with a table of `num_rows` rows.
 
     Each keyword in `settings` replaces a published setting; `backbone` and `loss` are mappings of settings to replace.
     """
@@ -256,7 +256,7 @@ def _published(num_rows: int, backbone: dict[str, Any], settings: dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class PredictedEvents:
-    """What the CPU computes before the batch is copied. On a GPU, the host would have to wait for these lengths."""
+    """What the CPU computes before the batch is copied. If a GPU did, the host would have to wait for the lengths."""
 
     events: torch.Tensor
     """The events that are predicted, each from the event before it [P]."""
@@ -493,7 +493,7 @@ class CrossEntropy(nn.Module):
         vectors_pRD = functional.embedding(choices_pR, items_MD)
         logits_pR = (vectors_pRD @ hidden_pD[:, :, None].to(vectors_pRD.dtype)).squeeze(2) * self.scale
         is_target_pR = choices_pR == targets_p[:, None]
-        is_target_pR[:, 0] = False  # A draw that is the target itself is no negative.
+        is_target_pR[:, 0] = False  # A draw that is the target itself is not a negative.
         logits_pR = logits_pR.float().masked_fill(is_target_pR, float("-inf"))
         return functional.cross_entropy(logits_pR, torch.zeros_like(targets_p), reduction="none")
 

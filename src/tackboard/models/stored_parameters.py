@@ -76,8 +76,8 @@ def restore_model(
 ) -> nn.Module:
     """Returns the model of `config` on a device, with the parameters `stored`, after `check_fit`.
 
-    On a CPU, tables are mapped, not copied. A table of which only the changed rows are stored is made whole on the
-    device.
+    On a CPU, tables are mapped, not copied. If only the changed rows of a table are stored, the whole table is made on
+    the device.
     """
     check_fit(config, vocabulary, stored, where)
     with rows_on("meta"):
@@ -107,10 +107,15 @@ def check_tensors(model: nn.Module, stored: Tensors, where: Path) -> None:
     if expected == found:
         return
     name = sorted({name for name, _, _ in expected ^ found})[0]
-    sizes = [" × ".join(map(str, shape)) or "1" for group in (expected, found) for n, shape, _ in group if n == name]
+    sizes = [
+        f"{' × '.join(map(str, shape)) or '1'} {'floating' if is_floating else 'whole'} numbers"
+        for group in (expected, found)
+        for other, shape, is_floating in group
+        if other == name
+    ]
     raise CorruptFileError(
         f"{where} does not fit its model: {name}",
-        allowed=f"the model and the stored tensors differ: {' and '.join(sizes)} numbers" if len(sizes) > 1 else "",
+        allowed=f"in the model and in the file: {' and '.join(sizes)}" if len(sizes) > 1 else "",
         fix="check whether the code of the model has changed",
     )
 

@@ -6,16 +6,17 @@ event. The token before an event has seen all earlier events and nothing of this
     events             a    b    c    d
     tokens       ▷    a    b    c    d
     next          ▷→a  a→b  b→c  c→d                    each positive event, from the token before it
-    multi, 3      ▷→b  ▷→c  a→c  a→d  b→d               and from the tokens up to two places further back
+    multi, 3      ▷→b  ▷→c  a→c  a→d  b→d               each positive event, also from the two tokens before that
     future, 2    a→b  a→c                               with anchor 1: the next 2 events, from the token after 1 event
 
-Multi-token pairs look past the next event, so that a vector says what a user will want, not only what comes next. There
-are many multi-token pairs, and a random share of them is enough. Future-token pairs use only one token per row. This
-token should have read as many events as a downstream task will read. Decided: multi-token pairs leave out the event
-right after the token, because the next-token loss predicts this event already. The published multi-token loss predicts
-it too. Future-token pairs do include the event right after the token.
+Multi-token pairs look past the next event, so that the output vector of a token says what the user will want, not only
+what comes next. There are many multi-token pairs, and a random share of them is enough. Future-token pairs use only one
+token per row. This token should have read as many events as a downstream task will read. Decided: multi-token pairs
+leave out the event right after the token, because the next-token loss predicts this event already. The published
+multi-token loss predicts it too. Future-token pairs do include the event right after the token.
 
-Shapes: P pairs, N packed events, T packed tokens (token of event n of row r: n + r + 1), B rows.
+Shapes: P pairs, N packed events, T packed tokens, B rows. Packed event n, in row r, has the token at position n + r +
+1.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 The inputs are R hidden vectors, the vectors of M items, the log weight of each item as a negative, and P pairs. Each
 hidden vector has one sum over its negatives. A pair belongs to one sum and has a right item (a positive) and a weight.
 Several pairs may share a sum. The output is the weighted total of the losses, which has a gradient, and the loss of
-each pair, which has none. If only some items are negatives, `negatives` lists them, and no other scores are computed.
+each pair, which has none. If only some items are negatives, `negatives` lists them, and only their scores are computed.
 
 Each implementation gets the vectors of K negatives and the vector of each pair's right item. There are three
 implementations, and they have the same results:
@@ -42,7 +42,7 @@ class OwnItems:
     An item may occur more than once in a list. `of_sum` [R] names the group of each sum. `places[o]` is the index of
     own item o's event in its history, and `seen[r]` is the number of events that sum r has seen. With both, item o is
     taken out of sum r only if `places[o] < seen[r]`. So the loss keeps a user's later items as negatives.
-    Implementations get `items` as positions among the K negatives. Position K means that the item is no negative.
+    Implementations get `items` as positions among the K negatives. Position K means that the item is not a negative.
     """
 
     offsets: torch.Tensor

@@ -39,16 +39,16 @@ def contrastive_loss(
 
 
 def own_mask(own: OwnItems, num_negatives: int) -> torch.Tensor:
-    """Returns a table [G, K] that says whether each group has each negative (bool).
+    """Returns a matrix [G, K] that says whether each group has each negative (bool).
 
-    With `places`, the table holds the smallest place in the group (int32), or 2³¹ - 1 if the group lacks the item.
+    With `places`, the matrix holds the smallest place in the group (int32), or 2³¹ - 1 if the group lacks the item.
     """
     num_groups, num_own = len(own.offsets) - 1, len(own.items)
     groups_O = torch.repeat_interleave(
         torch.arange(num_groups, device=own.items.device), own.offsets.diff(), output_size=num_own
     )
     num_cells = num_groups * num_negatives
-    # Items that are no negatives go to one cell after the table.
+    # Items that are not negatives go to one cell after the matrix.
     cells_O = (groups_O * num_negatives + own.items).masked_fill(own.items == num_negatives, num_cells)
     if own.places is None:
         cells = torch.zeros(num_cells + 1, dtype=torch.bool, device=own.items.device).index_fill_(0, cells_O, 1)

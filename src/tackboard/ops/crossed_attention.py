@@ -35,11 +35,11 @@ def crossed_attention(
     layout: CrossLayout,
     weighing: Weighing = SOFTMAX,
 ) -> torch.Tensor:
-    """Returns what each candidate reads [C, H, d].
+    """Returns what each candidate reads, which is its weighted sum of values [C, H, d].
 
     `q_CHd`, `k_CHd` and `v_CHd` belong to the candidates, `k_THd` and `v_THd` to the context tokens. With a time bias,
-    `weighing.elapsed` holds the times of the context tokens as keys [T] and of the candidates as queries [C]; as a key,
-    a candidate has its own time.
+    `weighing.elapsed` holds the times of the context tokens as keys [T] and of the candidates as queries [C]. The
+    elapsed time from a candidate to itself is 0.
     """
     read = [_read_group(q_CHd, k_CHd, v_CHd, k_THd, v_THd, layout, group, weighing) for group in layout.groups]
     if not read:
@@ -133,7 +133,7 @@ def _rows(x_THd: torch.Tensor, index_Vc: torch.Tensor) -> torch.Tensor:
 def _buckets(
     elapsed: Elapsed, candidates_Vc: torch.Tensor, tokens_VS: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the bucket of each pair of candidate and token [V, c, S], and the bucket of no elapsed time."""
+    """Returns the bucket of each pair of candidate and token [V, c, S], and the bucket of elapsed time 0."""
     waited_VcS = elapsed.queries_T[candidates_Vc][:, :, None] - elapsed.keys_T[tokens_VS][:, None]
     buckets = torch.bucketize(waited_VcS, elapsed.boundaries, right=True, out_int32=True)
     return buckets, torch.bucketize(torch.zeros_like(elapsed.queries_T[:1]), elapsed.boundaries, right=True)

@@ -32,7 +32,8 @@ STD_OF_SUM = math.sqrt(((1 << 2 * FIELD_BITS) - 1) / 3)
 _LOW_FIELDS = 0x0000_FFFF_0000_FFFF
 _SUM_MASK = 0x3_FFFF
 ELEMENTS_AT_ONCE = {"cpu": 1 << 17, "cuda": 1 << 22}
-"""Number of elements made at once, on a CPU by each thread. A CPU is fastest with blocks that fit into its cache."""
+"""Number of elements that are made at once (on a CPU: by each thread). A CPU is fastest with blocks that fit into its
+cache."""
 _BIT_PATTERNS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
 
 
@@ -63,7 +64,7 @@ class FreshRows:
 
     @torch.no_grad()
     def differing(self, table_Rd: torch.Tensor, first_row: int = 0) -> torch.Tensor:
-        """Returns the positions in `table_Rd` of all rows that differ from the fresh rows in any bit (int64, rising).
+        """Returns the sorted positions in `table_Rd` of all rows that differ from the fresh rows in any bit (int64).
 
         `table_Rd` holds the rows of the whole table from `first_row` on.
         """

@@ -1,12 +1,12 @@
 """Computes causal attention of packed rows, in the fastest way that the device and the settings allow.
 
 Queries, keys and values are packed tokens [T, H, d], and `RowLayout` says where rows lie. A token reads itself and the
-tokens before it in its row. The output is what each token reads [T, H, d].
+tokens before it in its row. The output is what each token reads: its weighted sum of their values [T, H, d].
 
     device, setting                                           way
     CPU                                                       grids of rows of similar length (`_reference`)
     GPU, with dropout of weights or very wide heads           the same grids; a message says so
-    GPU, everything else                                      our kernels (`_triton`); the same grids without Triton
+    GPU, everything else                                      our kernels (`_triton`); the grids if Triton is missing
 
 Decided: our kernels also compute plain softmax attention. For rows of up to 4,096 tokens, torch's kernel for packed
 rows (`varlen_attn`, Flash Attention 2) takes longer (`scripts/gpu_speed.py`, docs/performance.md).

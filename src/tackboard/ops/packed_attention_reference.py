@@ -1,8 +1,8 @@
 """Computes causal attention of packed rows in plain PyTorch: the path of the CPU, and the plain twin of the kernels.
 
-Queries, keys and values are packed tokens [T, H, d]; the output is what each token reads [T, H, d]. Rows of similar
-length are laid out as a grid (`RowLayout.groups`), and attention runs grid by grid. Attention is causal, so no token
-sees the padding on the right of its row, and the padding needs no mask.
+Queries, keys and values are packed tokens [T, H, d]. The output is what each token reads: its weighted sum of values
+[T, H, d]. Rows of similar length are laid out as a grid (`RowLayout.groups`), and attention runs grid by grid. As
+attention is causal, no token sees the padding on the right of its row, and the padding needs no mask.
 
 A bias is a tensor as large as the scores, one number for each query, key and head. Grids of more than TILE_CELLS scores
 are computed in tiles, and the backward pass computes each tile again. So memory stays within about twenty tensors of 64
@@ -41,7 +41,7 @@ class Elapsed:
     keys_T: torch.Tensor
     queries_T: torch.Tensor
     boundaries: torch.Tensor
-    """Times in ms, rising. The bucket of an elapsed time is the number of boundaries at or below it."""
+    """Times in ms, ascending. The bucket of an elapsed time is the number of boundaries at or below it."""
     grids: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     """First cell of a grid → the grid's buckets, computed once, because all layers read the same buckets."""
     tiles: torch.Tensor | None = None

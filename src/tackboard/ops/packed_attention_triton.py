@@ -6,10 +6,10 @@ backward pass computes them again. The kernels are registered with torch as oper
 them.
 
 A bias of time needs the bucket of every pair of query and key. All heads and layers have the same buckets, so
-`bucket_tiles` computes them once per batch. A tile is one byte for each pair of a block of queries and a block of keys,
-and the tiles of a row lie in the order of its queries, then of its keys. A row of S tokens takes S² / 2 bytes: 128 MB
-for 16,000 tokens. Without tiles, each program searches for the bucket of each pair again, which is several times as
-slow.
+`bucket_tiles` computes them once per batch. A tile belongs to a block of queries and a block of keys. It holds one byte
+for each pair of query and key. The tiles of a row lie in the order of its queries, then of its keys. A row of S tokens
+takes S² / 2 bytes: 128 MB for 16,000 tokens. Without tiles, each program searches for the bucket of each pair again,
+which is several times as slow.
 
 Gradients of biases are sums over all pairs. Each program sums its part: by bucket of time in registers, and by distance
 in memory that no other program writes. PyTorch adds up the parts. So all sums have a fixed order, and every gradient is
@@ -115,7 +115,7 @@ def tiles_kernel(
     tiles, known, asked, boundaries, offsets, row_tiles, block_rows, block_starts, num_boundaries,
     STEPS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Stores the buckets of one block of queries and all keys up to it."""
+    """Stores the buckets of one block of queries with all keys up to the end of this block."""
     row, start, first, length = _block(block_rows, block_starts, offsets)
     if start >= length:
         return
@@ -471,7 +471,8 @@ def _backward(
     inputs = (q_THd, k_THd, v_THd, dread_THd, lse_HT, torch.empty_like(lse_HT))
     num_groups, num_buckets = (1, 0) if time_VG is None else (time_VG.shape[1], time_VG.shape[0])
     by_bucket = lse_HT.new_zeros(num_blocks, num_groups, num_buckets)
-    # If the only bias belongs to one head, the program of queries sums its gradient. Else heads are summed first.
+    # If each head has its own time bias and there is no position bias, the program of queries sums the gradient of the
+    # bias. Otherwise `bias_kernel` does, after it has added up the heads that share a bias.
     is_summed = time_VG is not None and position_P is None and num_groups == num_heads
     for of_queries in (True, False):
         constants = {"OF_QUERIES": of_queries, "BY_BUCKET": is_summed and of_queries}

@@ -9,8 +9,8 @@ Decided: on a GPU nothing waits for the device and no shape depends on data. The
 flag `keep` are numbers on the device. If `keep` is false, an update changes nothing. So the flag may be the result of a
 check that the host has not seen yet, and a CUDA graph can contain the update. Gradients of repeated rows are added in a
 fixed order, so a repeated update gives the same bits. A row number beyond the end of the weight raises IndexError,
-except on a GPU: there the row reads as NaN and is never updated. An error on a GPU would make the host wait for the
-GPU.
+except on a GPU: there the row reads as NaN and is never updated. To raise an error, the host would have to wait for
+the GPU.
 
 Shapes: M items, k sub-tables, d width of a row, D = k × d width of a vector, R rows of the weight, L = M × k rows read.
 """

@@ -34,7 +34,7 @@ def lookup(
     """See `table_rows.lookup`."""
     rows_MK = item_rows_MK + first_rows_K
     is_padding_MK = item_rows_MK < 0
-    # Rows on the meta device have no values, so they are never padding.
+    # Row numbers on the meta device have no values, so none of them counts as padding.
     has_padding = not is_padding_MK.is_meta and bool(is_padding_MK.any())
     if has_padding:
         rows_MK = rows_MK.masked_fill(is_padding_MK, 0)

@@ -193,7 +193,8 @@ def update_tiles_kernel(
         total_EC = tl.zeros([ENTRIES, COLUMNS], dtype=tl.float32)
         for repeat in range(longest):
             is_added_E = is_head_E & (repeat < count_E)
-            # A masked load here does not compile with Triton 3.6. So every entry reads a place, at most the last place.
+            # A masked load here does not compile with Triton 3.6. So an entry beyond the end reads the last place, and
+            # `is_added_E` leaves it out of the sum.
             place_E = tl.load(order + tl.minimum(entry_E + repeat, num_entries - 1))
             total_EC += tl.load(
                 gradient + place_E[:, None] * WIDTH + column_C[None, :],

@@ -134,15 +134,15 @@ LADDER: dict[str, tuple[str, ...]] = {
     "layers": ("model.backbone.kind=gpt", "model.backbone.positions=learned"),
     "maps": ("model.maps=mlp",),
 }
-"""Respect in which a shipped recipe may differ from the publication → the published settings. A ladder takes the
-differences in this order. The publication does not give the size, the learning rates and the dropout, and does not say
-how times and positions are read."""
+"""Maps each respect in which a shipped recipe may differ from the publication to the published settings. A ladder
+changes one respect after another, in this order. The publication does not give the size, the learning rates and the
+dropout, and does not say how times and positions are read."""
 
 
 def as_published(config: RunConfig, *respects: str) -> RunConfig:
     """Returns `config` with the published settings in some respects of LADDER, or in all respects by default.
 
-    The token of the future-token loss has read half as many events as the longest history has.
+    The predicting token of the future-token loss has read half as many events as the longest history has.
     """
     settings = [setting for respect in respects or LADDER for setting in LADDER[respect]]
     if "losses" in (respects or LADDER):
@@ -153,7 +153,7 @@ def as_published(config: RunConfig, *respects: str) -> RunConfig:
 def ladder(prefix: str, recipe: Callable[[], RunConfig]) -> dict[str, Callable[[], RunConfig]]:
     """Returns name → recipe: the published configuration, then the recipe after each further change towards `recipe`.
 
-    If the shipped recipe is as published in some respect, this respect makes no step.
+    If the shipped recipe is as published in some respect, the ladder has no recipe for this respect.
     """
     found: dict[str, Callable[[], RunConfig]] = {f"{prefix}-published": partial(_rung, f"{prefix}-published", recipe)}
     before = _rung(prefix, recipe)

@@ -1,8 +1,7 @@
 """Recipes for pretraining on public datasets. `tackboard bench quality` measures the same models.
 
-The settings of MovieLens-1M and Deskdrop were chosen by their results on the validation event (docs/log.md). The
-settings of Kakao Brunch follow those of MovieLens, except that its maps were chosen from three fits, by their results
-on the validation event.
+The settings of MovieLens-1M and Deskdrop were chosen by their results on the validation event (docs/log.md). Of the
+settings of Kakao Brunch, only `model.maps` was chosen in this way, by the validation results of three training runs.
 
 Before training, `tackboard data import NAME FILE…` writes the dataset to datasets/NAME. docs/pretraining-measured.md
 shows the effect of each choice.

@@ -1,6 +1,7 @@
 """Defines the features of the synthetic world's rankers: those of the demo, and the age and content of each candidate.
 
-A real log may lack items' births and content vectors. `tackboard data attributes` then computes stand-ins from the log.
+A real log may not say when items were created, and may lack content vectors. `tackboard data attributes` then computes
+stand-ins from the log.
 """
 
 from tackboard.events.synthetic.world_items import CONTENT_WIDTH

@@ -1,7 +1,7 @@
 """Makes one self-contained HTML page of sections with text, figures, tables, code and charts.
 
 The page loads nothing: style is inline, there is no script, and a content security policy forbids scripts and requests.
-All text is escaped. Only `Svg`, which is made by `report.svg`, goes in as markup. "://" in a text is written as an
+All text is escaped. Only an `Svg`, which `report.svg` makes, is inserted as markup. "://" in a text is written as an
 entity. So a search for "://" finds nothing in the page, which shows that the page loads no address.
 """
 

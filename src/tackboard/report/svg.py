@@ -301,8 +301,8 @@ def matrix(
 ) -> Svg:
     """Draws rows with marks in some columns. The columns `left` and `right` lie on the two sides of the row names.
 
-    Many rows only make a matrix longer, while a drawing with lines between many names would be unreadable. The matrix
-    is shown in its natural size. Raises ValueError if there are no rows.
+    Many rows only make a matrix longer. A drawing with lines between many names would be unreadable. The matrix is
+    shown in its natural size. Raises ValueError if there are no rows.
     """
     if not rows:
         raise ValueError(f"matrix {title!r} has no rows")

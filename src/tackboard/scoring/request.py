@@ -5,8 +5,9 @@ they are sorted by time, and ties keep their order. The features of a model deci
 of the request, attributes of the user and of the candidates, a context. A known field that this model does not read is
 skipped and not converted. Errors name the field and never repeat an id.
 
-Decided: if a request lacks a value, the parser fills in what the importer writes if a log lacks this value. So a
-request is scored like the events of training. `num_unknown` counts unknown names and events without a time.
+Decided: for a value that a request lacks, the parser fills in the same default that the importer writes for a value
+that a log lacks. So the model sees a missing value in a request as it saw a missing value in training. `num_unknown`
+counts unknown names and events without a time.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ class RequestReader:
             raise UsageError(
                 "history lacks time_ms",
                 allowed="this model reads the age of events",
-                fix="send the time of every event in ms since 1970: time_ms (for a server the input history_time_ms)",
+                fix="send time_ms, the time of every event in ms since 1970 (on a server: the input history_time_ms)",
             )
         order = np.argsort(times, kind="stable") if count else np.zeros(0, dtype=np.int64)
         if self._keep is not None:
@@ -151,7 +152,7 @@ class RequestReader:
             raise UsageError(
                 "user is missing",
                 allowed="this model reads the user's id",
-                fix="send user, the id that the log has for the user",
+                fix="send `user`, the id of this user in the log",
             )
         chosen = item_ids(self.signature, candidates, "candidate")
         if len(chosen) == 0:
@@ -320,6 +321,6 @@ def _type_name(value: Any) -> str:
     if isinstance(value, str) and not value:
         return "an empty string"
     name = type(value).__name__
-    return {"str": "a string", "int": "a number", "float": "a fraction", "bool": "true or false"}.get(
+    return {"str": "a string", "int": "a number", "float": "a fraction", "bool": "a boolean"}.get(
         name, "missing" if value is None else name
     )

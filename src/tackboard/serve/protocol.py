@@ -101,7 +101,7 @@ class OpenBody:
 
 
 def decompress(body: bytes, encoding: str, limits: ProtocolLimits) -> bytes:
-    """Returns the decompressed body. Raises 400 if it is damaged, 413 if it is too large, 415 for other encodings."""
+    """Decompresses a body. Raises 400 if it is damaged, 413 if it is too large, 415 if the encoding is unknown."""
     if encoding in ("", "identity"):
         return body
     by_ratio = max(_RATIO_FREE_BYTES, len(body) * limits.max_compression_ratio)

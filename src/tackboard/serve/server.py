@@ -129,7 +129,7 @@ class Server:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self) -> bool:
-        """Serves until stopped. Returns whether the model's thread ended; if not, end the process with `os._exit`."""
+        """Serves until stopped. Returns whether the model's thread ended. If not, end the process by `os._exit`."""
         listener = take_port(self.config)
         try:
             self.parser_process.start()

@@ -39,7 +39,7 @@ class TrainingConfig:
     validation_steps: int = 100
     """Largest number of steps of held-out data that a judgement reads. Every judgement reads the same steps."""
     patience: int = 0
-    """Training ends after this many judgements in a row without a better loss. With 0 training never ends early."""
+    """Training ends after this many judgements in a row without a better loss. With 0, training never ends early."""
     log_every: int = 10
     """Steps between lines of metrics.jsonl."""
     num_threads: int = 0
@@ -91,9 +91,9 @@ class StartConfig:
     empty, all parameters are random. `tackboard train --from` sets it."""
     prefix: str = ""
     """Only parameters whose names begin with this prefix get values from the other run. Use `pinfm.` if this model
-    contains the other run's model as `pinfm`. The other run must have all of these, under names without the prefix. If
-    empty, the whole model gets values, or the one part of it that fits the other run, such as the `pinfm` of a ranker.
-    """
+    contains the other run's model as `pinfm`. The other run must have all of these parameters, under names without
+    the prefix. If empty, the whole model gets values, or the one part of it that fits the other run, such as the
+    `pinfm` of a ranker."""
 
 
 DATA_CONFIGS: dict[str, type[StepsConfig]] = {cls.kind: cls for cls in (DataConfig, RequestConfig, StreamConfig)}

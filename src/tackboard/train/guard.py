@@ -2,9 +2,9 @@
 
 A step is bad if its loss or its dense gradient is not finite, or if the norm of the dense gradient spikes. The guard
 judges on the device, after the backward pass and before any parameter moves. The optimisers get the verdict as a flag
-on the device: in a bad step nothing moves, and the step uses no step of the learning-rate schedule. So a GPU never
-waits until the host has read a loss. The trainer reads the verdicts later, several at a time, and then notes the data
-steps to skip. If more than `max_bad_steps` of `window` steps are bad, the run has diverged and ends.
+on the device: in a bad step nothing moves, and the learning-rate schedule does not advance. So a GPU never waits until
+the host has read a loss. The trainer reads the verdicts later, several at a time, and then notes the data steps to
+skip. If more than `max_bad_steps` of `window` steps are bad, the run has diverged and ends.
 
 Decided: a model may have state beyond its parameters (buffers such as streaming frequencies). The forward pass of a bad
 step has already changed this state. So the run goes back to its last checkpoint and skips that step's data.

@@ -106,7 +106,7 @@ class RowWiseAdagrad:
 
     @torch.no_grad()
     def apply(self, keep: torch.Tensor) -> None:
-        """Moves the rows by all pending gradients if `keep` (bool, on the device) is true. Always drops them."""
+        """Moves rows by the pending gradients if `keep` (bool, on the device) is true. Always drops these gradients."""
         pending, gradient = list(self.table.pending), self.table.weight.grad
         # The gradients are dropped first, so that they cannot survive an error below and be applied twice.
         self.drop()
@@ -201,7 +201,7 @@ class Optimizers:
             groups,
             lr=config.dense_learning_rate,
             betas=(0.9, 0.98),
-            # On a GPU one kernel moves all parameters. On a CPU a loop moves them, so that resumed runs keep the bits.
+            # On a GPU one kernel moves all parameters. On a CPU a loop does, so that a resumed run repeats every bit.
             fused=all(p.is_cuda for p in self.dense.values()),
         )
 
@@ -220,7 +220,7 @@ class Optimizers:
     def step(self, keep: torch.Tensor | None = None) -> None:
         """Moves tables and dense parameters if `keep` (bool, on the device; None means true), else drops the gradients.
 
-        The learning rates are those of the schedule's next step. A dropped step uses no step of the schedule.
+        The learning rates are those of the schedule's next step. A dropped step does not advance the schedule.
         """
         keep = torch.ones((), dtype=torch.bool, device=self.applied.device) if keep is None else keep
         # Indexing by a tensor without dimensions would wait for the device; `take` does not.

@@ -53,8 +53,8 @@ class Saver:
         self.tables = {f"{name}.weight".removeprefix("."): module for name, module in table_modules(model).items()}
         """Tables by the names of their parameters."""
         self._given: dict[str, torch.Tensor] = {}
-        """Table → a flag per row, which is set if the row was not fresh when the run began or was loaded. A table whose
-        rows were all fresh has no entry."""
+        """Table → a flag per row, which is set if the row was not fresh when the run began; after `load`, only if its
+        Adagrad sum is still 0. A table whose rows were all fresh has no entry."""
         self._whole: set[str] = set()
         """Tables that are always written whole."""
         self._background = Background()
@@ -95,7 +95,7 @@ class Saver:
         copies = Copies()
         groups = self._copied(copies, counts, sum_counts)
         if bad := copies.finish():
-            # A non-finite row spreads slowly and shows late. So a table with such a row is never saved.
+            # A batch reads few rows, so a non-finite row may stay unnoticed for long. Such a table is never saved.
             raise DivergedError(
                 f"{bad} holds non-finite values at step {step}",
                 allowed="the last checkpoint is intact",

@@ -50,7 +50,7 @@ def open_source(config: RunConfig, checkpoint: Checkpoint | None = None) -> Sequ
 
 
 def check_start(model: nn.Module, config: RunConfig, source: SequenceSource) -> None:
-    """Raises UsageError if `take_parameters` would. The model needs no memory, and no byte is verified."""
+    """Raises UsageError if `take_parameters` would. The model may be on the meta device, and no byte is verified."""
     if config.start.run:
         _compare(model, config, source, verify=False)
 
@@ -71,7 +71,8 @@ def take_parameters(model: nn.Module, config: RunConfig, source: SequenceSource)
         origin = name.removeprefix(prefix)
         copy_rows(stored[origin], tensor)
         if name in tables and (fresh := point.fresh(origin)) is not None:
-            # Then both runs have the same fresh rows, and checkpoints of this run need not store these rows.
+            # Both runs now have the same fresh rows, so checkpoints of this run need not store the rows that are still
+            # fresh.
             tables[name].fresh = fresh
     taken = sum(tensor.numel() for tensor in wanted.values())
     say(f"took {taken:,} parameters from {point.path}{f' for {prefix}' if prefix else ''}")
@@ -110,7 +111,7 @@ def _compare(
 def _fitting_prefix(model: nn.Module, stored: Mapping[str, Stored]) -> str:
     """Returns the part of a model, such as `pinfm.`, that has all of its parameters in `stored`.
 
-    Returns "" if the whole model has all of its parameters there, or if no part has.
+    Returns "" if the whole model has all of its parameters in `stored`, or if no part has.
     """
     if model.state_dict().keys() <= stored.keys():
         return ""

@@ -1,12 +1,12 @@
 """Reads what a model begins with: the parameters of another run, from its checkpoint or from a bundle for training.
 
 `StartPoint.find` reads only documents, so a dry run can compare the settings of two runs without reading tables.
-`StartPoint.parameters` reads the parameters. `first_difference` compares the two models. Sizes alone would not find
+`StartPoint.parameters` reads the parameters. `check_same_meaning` compares the two models. Sizes alone would not find
 another hash seed, another number of heads or another time scale: the parameters would fit and mean something else.
 
-Decided: settings that only training reads (losses, dropout) may differ, and so may the length of histories if it is
-shorter. Tables may start in fp32 from any precision, because no bit is lost. Of a model that a user's file defines,
-only tables and features are compared, because nobody but its author knows which other settings decide its meaning.
+Decided: settings that only training reads (losses, dropout) may differ, and the new run may read shorter histories.
+Tables may start in fp32 from any precision, because no bit is lost. If a user's file defines the model, only tables and
+features are compared, because nobody but the model's author knows which other settings decide what parameters mean.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class StartPoint:
     """Folder of the checkpoint or bundle."""
     is_bundle: bool
     settings: dict[str, Any]
-    """The settings of its model, as JSON."""
+    """The settings of the trained model, as JSON."""
     vocabulary: Vocabulary
     id_type: str
     features: FeatureSet | None
-    """None if an older version made it, of a model that a user's file defines."""
+    """None if an older version wrote the checkpoint or bundle, and a user's file defines the model."""
     fresh_rows: dict[str, Any]
     lineage: dict[str, Any]
     """The run that trained the parameters, the step, and the snapshot that the run read."""

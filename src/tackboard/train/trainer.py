@@ -6,7 +6,7 @@ on the device. The optimisers then move all parameters, or none if the step is b
 not wait for the verdict: it reads the verdicts of several steps together when a step is logged, judged or saved. A
 checkpoint stores the step, the next data step, parameters, buffers, states of optimisers and guard, and judgements.
 Nothing else is needed, because the seed and the data step determine the order of the data and dropout. So a killed and
-resumed run ends in the same bits. A judgement (the loss on held-out users) is made before the checkpoint of its step.
+resumed run ends with the same bits. A judgement (the loss on held-out users) is made before the checkpoint of its step.
 The checkpoint stores the judgement, so no judgement is lost or made twice.
 """
 
@@ -54,7 +54,7 @@ from tackboard.train.validation import Validation, mean_loss
 ORDER_VERSION = 2
 """Version of the order of data. Version 1 had no windows, so 1 and 2 differ only for datasets of several windows."""
 WARM_UP_STEPS = 10
-"""During this many first steps of a process, parts of the model may be compiled without a message."""
+"""Number of steps, from the start of a process, in which parts of the model may be compiled without a message."""
 
 
 class _StopNow(BaseException):
@@ -88,7 +88,7 @@ class Trainer:
             keep_freed_memory()
         precision = config.training.precision
         self.is_half = precision == "bf16" or (precision == "auto" and self.device.type == "cuda")
-        # Beside a GPU, tensors on the CPU are small. To start more threads would take longer than the work on them.
+        # Beside a GPU, tensors on the CPU are small, and starting more threads would take longer than the work itself.
         self.num_threads = config.training.num_threads or (usable_cores() if self.device.type == "cpu" else 1)
         torch.set_num_threads(self.num_threads)
         torch.use_deterministic_algorithms(self.device.type == "cpu")

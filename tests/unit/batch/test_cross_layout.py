@@ -54,5 +54,5 @@ def test_there_may_be_no_candidates_and_no_rows() -> None:
 def test_candidates_must_be_sorted_by_request() -> None:
     with pytest.raises(DataError, match="sort the candidates"):
         CrossLayout.of(torch.tensor([0, 2, 3]), torch.tensor([1, 0]))
-    with pytest.raises(DataError, match="do not rise from 0 to 1"):
+    with pytest.raises(DataError, match="not ascending numbers from 0 to 1"):
         CrossLayout.of(torch.tensor([0, 2, 3]), torch.tensor([0, 2]))

@@ -43,7 +43,7 @@ def test_a_group_that_is_not_there_is_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"step": -1}, "a number of steps is below 0"),
+        ({"step": -1}, "a number of steps or tokens is below 0"),
         ({"lineage": {"dataset": "x", "snapshot": "../y"}}, "lineage.snapshot"),
         ({"lineage": {"dataset": "x\0", "snapshot": "y"}}, "lineage.snapshot"),
         ({"vocabulary": None}, "no object vocabulary"),

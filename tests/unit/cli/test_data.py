@@ -338,7 +338,7 @@ def test_pseudo_requests_counts_what_it_made(tackboard: Program, small: Path) ->
     num_requests = read_requests(open_dataset(small)).num_rows
     lines = answer.out.splitlines()
     assert lines[0] == f"requests     {num_requests:>12,}"
-    assert any(line.startswith("short ") and "with fewer than 60 others" in line for line in lines)
+    assert any(line.startswith("short ") and "with fewer than 60 other items" in line for line in lines)
     options = ("--from", "all", "--since", "2025-01-10", "--action", "click", "--label", "read", "--seed", 4)
     told = tackboard("data", "pseudo-requests", small, "--candidates", 3, *options, "--json").json()
     rules = {"candidates": 3, "pool": "all", "per_user": None, "since_ms": 1_736_467_200_000, "label": "read"}

@@ -249,7 +249,7 @@ def test_labels_that_cannot_be(text: str) -> None:
     [
         ({"labels": ()}, "no label"),
         ({"labels": (Label("save", 1), Label("save", 2))}, "action save has two labels"),
-        ({"shown": "save"}, "make everything shown positive"),
+        ({"shown": "save"}, "give every shown item the label 1"),
         ({"negatives": 0}, "--negatives 0"),
     ],
 )

@@ -252,7 +252,7 @@ def test_a_history_that_needs_the_time_of_the_request_is_refused(
     own = FeatureSet("own", history=sequence(item=young.collect(events.item)))
     with pytest.raises(ConfigError, match="history depends on the time of the request") as caught:
         load_sequences(make_dataset(tmp_path, LOG), features=lambda _vocabulary: own)
-    assert "training reads runs of events" in caught.value.allowed
+    assert "training reads ranges of events" in caught.value.allowed
 
 
 def test_what_the_data_does_not_have_is_named_with_the_feature(

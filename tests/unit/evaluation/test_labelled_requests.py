@@ -196,7 +196,7 @@ def test_unknown_labels_are_left_out() -> None:
 
 def test_answers_of_one_kind_cannot_be_judged() -> None:
     nothing = ScoredCandidates(np.ones(2), np.arange(2), np.arange(2), {"click": np.array([0, 0], dtype=np.int8)})
-    with pytest.raises(DataError, match="labels click of the held-out requests are all alike"):
+    with pytest.raises(DataError, match="labels for click in the held-out requests are all alike"):
         metrics_of(nothing, "click")
 
 

@@ -201,6 +201,7 @@ def test_nobody_to_evaluate_is_an_error(tmp_path: Path, make_dataset: Callable[.
         ({"popularity": 0.3, "item-to-item": 0.2, "model": 0.2, "oracle": 0.5}, -0.5),
         ({"popularity": 0.3, "model": 0.2, "oracle": 0.3}, None),  # nothing to close
         ({"popularity": 0.1, "item-to-item": 0.2, "model": 0.3}, None),
+        ({"model": 0.2, "oracle": 0.3}, None),
     ],
 )
 def test_gap_closed(values: dict[str, float], expected: float | None) -> None:

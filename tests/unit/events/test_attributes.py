@@ -77,7 +77,7 @@ def test_no_versions_at_all() -> None:
 @pytest.mark.parametrize(
     ("times", "words"),
     [
-        (pa.array([5, 5, 6]), "1 rows of the users repeat an id and a valid_from_ms: one user at 5 is the first"),
+        (pa.array([5, 5, 6]), "1 rows of the users repeat an id and a valid_from_ms; the first is for one user at 5"),
         (pa.array([5, None, 6]), "1 rows of the users have no valid_from_ms"),
         (pa.array([5.0, 6.0, 7.0]), "valid_from_ms of the users is double"),
     ],

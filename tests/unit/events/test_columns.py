@@ -76,6 +76,7 @@ def place(row: int) -> str:
         (["a", "b\x00c"], "log.csv line 3: the column 'u' holds a NUL byte"),
         (["a\nb", "c"], "log.csv line 2: the column 'u' holds a line break"),
         ([0.0, 1.0, 0.5], "log.csv line 4: the id column 'u' holds fractions"),
+        ([0.0, 2.0**54], r"log.csv line 3: the id column 'u' holds floats beyond 2\^53"),
         ([[1], [2]], "log.csv line 2: the id column 'u' has type list"),
     ],
 )

@@ -181,4 +181,4 @@ def test_the_card_says_from_which_run_the_parameters_came(remake: Callable[..., 
     export_bundle(path, tmp_path / "bundle", name="x", version="1")
     assert read_bundle(tmp_path / "bundle").lineage["started_from"] == origin
     card = (tmp_path / "bundle" / "card.md").read_text()
-    assert "The parameters under `pinfm.` began as those of step 4 of run `first`, which was trained on" in card
+    assert "The parameters under `pinfm.` were initialised from step 4 of run `first`, which was trained on" in card

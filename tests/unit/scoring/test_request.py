@@ -186,7 +186,7 @@ def test_a_column_that_the_model_does_not_read_is_passed_over() -> None:
         ({"item": [1], "time_ms": [1.5]}, [1], "history time_ms 0 is a fraction"),
         ({"item": [1], "time_ms": [2**63]}, [1], "history time_ms 0 is out of range"),
         ({"item": ["secret"]}, [1], "history item 0 is a string"),
-        ({"item": [1, True]}, [1], "history item 1 is true or false"),
+        ({"item": [1, True]}, [1], "history item 1 is a boolean"),
         ({"item": [2**63]}, [1], "history item 0 is out of range"),
         ({}, [1.0], "candidate 0 is a fraction"),
         ({}, [1, None], "candidate 1 is missing"),
@@ -292,7 +292,7 @@ SECRET = 918273645
         ({"request_ms": None}, "request_time_ms is missing"),
         ({"request_ms": "now"}, "request_time_ms is a string"),
         ({"request_ms": 1.5}, "request_time_ms is a fraction"),
-        ({"request_ms": True}, "request_time_ms is true or false"),
+        ({"request_ms": True}, "request_time_ms is a boolean"),
         ({"request_ms": 2**63}, "request_time_ms is out of range"),
         ({"user": 1.5}, "user is a fraction"),
         ({"user": ""}, "user is an empty string"),
@@ -307,7 +307,7 @@ SECRET = 918273645
         ({"attributes": {"user_born": [1.5]}}, "user_born 0 is a fraction"),
         ({"attributes": {"user_born": ["1990"]}}, "user_born 0 is a string"),
         ({"attributes": {"user_score": ["high"]}}, "user_score 0 is a string"),
-        ({"attributes": {"user_score": [True]}}, "user_score 0 is true or false"),
+        ({"attributes": {"user_score": [True]}}, "user_score 0 is a boolean"),
         ({"attributes": {"user_score": [SECRET**99]}}, "user_score 0 is a number"),
         ({"attributes": {"user_score": [SECRET]}}, "user_score is out of range"),
         ({"attributes": {"user_score": [-1.5]}}, "user_score is out of range"),
@@ -346,7 +346,7 @@ def test_a_model_that_reads_the_users_id_is_not_given_another() -> None:
     with pytest.raises(UsageError, match="user is missing") as caught:
         reader.read({}, [1])
     assert caught.value.allowed == "this model reads the user's id"
-    assert caught.value.fix == "send user, the id that the log has for the user"
+    assert caught.value.fix == "send `user`, the id of this user in the log"
 
 
 def test_how_old_events_are_needs_their_times() -> None:

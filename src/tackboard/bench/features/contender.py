@@ -56,7 +56,7 @@ def measure_batch(compute: Callable[[], Any], repeats: int) -> dict[str, Any]:
 
 
 def measure_online(compute: Callable[[int], Any], num_requests: int, repeats: int) -> dict[str, Any]:
-    """Returns wall and CPU µs of each of `repeats` requests, after a warm-up. The different requests take turns."""
+    """Returns wall and CPU µs of each of `repeats` requests, after a warm-up. Cycles through the different requests."""
     for number in range(min(WARM_UP, repeats)):
         compute(number % num_requests)
     wall, cpu = [], []

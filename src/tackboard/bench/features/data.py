@@ -55,7 +55,7 @@ class FeatureSizes:
     """Number of events in the history of each online user."""
     batch_repeats: int = 9
     online_repeats: int = 400
-    """Number of online requests measured per contender after the warm-up. The different requests take turns."""
+    """Number of online requests measured per contender after the warm-up. They cycle through the different requests."""
     rounds: int = 3
     """Number of turns of each contender. The measurements of a contender are spread over its turns."""
 

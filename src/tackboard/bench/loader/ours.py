@@ -3,8 +3,10 @@
 memory    keeps the whole dataset in memory and makes every batch with `make_batch`; simple and slow
 streamed  reads a window of buckets at a time and makes every batch with `make_batch`
 columns   computes the columns of the history once per window, and finds distinct items of a batch by sorting
-encoded   makes a table of the distinct items of a window, and finds the distinct items of a batch with a scratch array
-product   uses one table of all items and the stored position of each event's item; this is what training does
+encoded   computes the table rows of a window's distinct items once, and finds the distinct items of a batch with a
+          scratch array
+product   computes the table rows of all items once, and reads the stored position of each event's item; this is what
+          training does
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ wrong, its time is not reported.
     speed      training segments per CPU-second; each process has one thread; the median of several runs
     ladder     speed of our own loader, from the simplest variant to the variant that training uses
     workers    wall-clock seconds of an epoch, without workers and with two workers
-    memory     peak memory of all processes of a contender over an epoch; made-up data also at ten times the size
+    memory     peak memory of all processes of a contender over an epoch; if the data is made up, also with ten times as
+               much data
     mixing     how well the training order mixes users (`mixing`)
     layouts    bytes of the same examples in four layouts (`layouts`)
 
@@ -284,7 +285,7 @@ def aims(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     # If the dataset is smaller than a window, all of it is in memory, so memory grows with the dataset.
     if all(peaks) and result["dataset"]["num_buckets"] >= result["setting"]["window_buckets"]:
         value = peaks[1] / peaks[0]
-        text = f"peak memory on {GROWTH} times the data, divided by that on the data: at most {MOST_GROWTH:g}"
+        text = f"peak memory on {GROWTH} times the data, divided by peak memory on the data: at most {MOST_GROWTH:g}"
         found.append({"aim": text, "value": round(value, 2), "met": value <= MOST_GROWTH})
     return found
 

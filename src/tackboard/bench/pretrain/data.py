@@ -137,7 +137,7 @@ PRESETS = {
     ),
     "ml-1m": Preset(words="the recipe ml-1m on its dataset", config=ml_1m, num_events=0, warmup=60, steps=60),
     "tiny": Preset(
-        words="width 16 × 1 layer, only to see that it works",
+        words="width 16 × 1 layer, only to check that the bench works",
         config=_tiny,
         num_events=6000,
         num_items=300,

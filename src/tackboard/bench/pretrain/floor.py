@@ -1,10 +1,10 @@
 """Computes the floor of a pretraining step: the seconds of the work that every implementation must do.
 
 The module takes a PinFM (on any device, also meta), the counts of a batch and the peaks of a device. It returns a list
-of items with their formulas. The floor is the sum of the items. This list was committed before the step was optimised,
-so the floor could not be fitted to the result of an optimisation.
+of parts (`FloorItem`) with their formulas. The floor is the sum of the parts. This list was committed before the step
+was optimised, so the floor could not be fitted to the result of an optimisation.
 
-`FORMULAS` says what each item counts. Its letters are explained below. The time of a matrix product is measured on this
+`FORMULAS` says what each part counts. Its letters are explained below. The time of a matrix product is measured on this
 device, for exactly its shape. All other work takes the time to read and write its bytes, at the bandwidth of a large
 copy. Attention also has a time for its FLOP, at the speed of a large product; the longer of the two times counts.
 Numbers have the precision of matrix products unless a formula says fp32. Table rows, and the running sums that the
@@ -12,7 +12,7 @@ optimiser keeps for them, are counted in whole memory sectors (32 bytes on a GPU
 read in sectors.
 
 Decided: work that can be fused into its neighbour is free (activations, biases, dropout, masks, the softmax, the copy
-of the batch). The times of the items are added up, because the items depend on each other and cannot overlap. Padding
+of the batch). The times of the parts are added up, because the parts depend on each other and cannot overlap. Padding
 is never counted. MFU (model FLOP utilisation) counts only the backbone and the projections, without recomputed
 products.
 
@@ -52,7 +52,7 @@ FORMULAS = {
     "dense optimiser": "per dense parameter 8 fp32 numbers (gradient twice; weight and two moments read and written) "
     "and a half-precision copy",
 }
-"""What each item of the floor counts."""
+"""What each part of the floor counts."""
 SECTOR_BYTES = {"cpu": 64, "cuda": 32}
 FP32_BYTES = 4
 
@@ -85,7 +85,7 @@ class Counts:
             parts.append(future_token_pairs(batch, loss.future_token_anchor, loss.future_token_window))
         pairs = join_pairs(parts)
         num_predicting = len(torch.unique(pairs.tokens))
-        # If the mask of the user's own items contains the right item of each pair, all pairs of a token share one sum.
+        # If no item of the user is a negative, all pairs of a token have the same negatives, and share one softmax sum.
         shares_sums = loss.mask_same_user and not loss.later_negatives
         weights = negative_log_weights(batch, in_batch=loss.in_batch_negatives, correct_popularity=False)
         tokens_B = batch.lengths() + 1

@@ -33,7 +33,8 @@ RIVAL_FIELDS = ("offsets", "users", "items", "item_rows")
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """The written file, the mean counts of its batches, and our first loss (None if the file has no parameters)."""
+    """The written file, the mean sizes of its batches (see `Counts`), and our loss on the first batch (None if the file
+    has no parameters)."""
 
     path: Path
     counts: Counts

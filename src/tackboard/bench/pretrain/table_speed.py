@@ -33,7 +33,7 @@ from tackboard.train.optimizers import RowWiseAdagrad
 SECTOR_BYTES = 32
 LEARNING_RATE, EPS, FIRST_VALUE = 0.05, 1e-8, 0.5
 CLIP = 1e6
-"""This limit is far above any gradient, so nothing is clipped. FBGEMM would clip gradients at another point."""
+"""All gradients are far below this limit, so none is clipped. FBGEMM would clip them at another point of the step."""
 NUM_COMPARED = 1000
 """Number of items whose rows are compared after the first step."""
 NUM_BATCHES = 4

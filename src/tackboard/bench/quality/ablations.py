@@ -56,7 +56,8 @@ NOTES = [
     "Recipes are judged at the end of their schedule. No method saw the test event.",
     "The publication measured saves in a ranker after fine-tuning; here the next item is ranked. So the directions of "
     "differences can be compared, but their sizes cannot.",
-    f'If the publication found almost no difference, "agree" means within {SAME_SHARE:.0%}, by users and by seeds.',
+    f'If the publication found almost no difference, "agree" means that our difference is below {SAME_SHARE:.0%} '
+    "everywhere in its intervals over users and over seeds.",
 ]
 
 
@@ -214,13 +215,13 @@ def ablations(context: StudyContext) -> StudyPlan:
     cells: dict[tuple[str, str], list[Cell]] = {}
     methods: list[tuple[RunConfig, Method]] = []
     for question in questions:
-        # Several questions share the base recipe. All of them set AHEAD, so that the base recipe is the same cell.
+        # Several questions share the base recipe. All of them set AHEAD, so that they share its cell.
         stage = "validate"
         protocol: dict[str, Any] = {} if question.name in ("ladder", "reads") else {"ahead": list(AHEAD)}
         if question.name == "positives" and question in chosen:
             stage, protocol = "ablation-positives", _saves_protocol(context, place)
         for variant in question.variants:
-            # Questions that are not chosen get methods too, so that a shared recipe is always the same cell.
+            # A shared recipe is named after the first question with it, so unchosen questions get methods too.
             method = _method(question, variant, place, methods)
             if question not in chosen:
                 continue

@@ -54,13 +54,13 @@ class Cell:
     protocol: Mapping[str, Any]
     """How results are judged, and other settings that the stage reads."""
     config: Mapping[str, Any] | None = None
-    """Config of the run as JSON (`config_to_json`), which names the prepared dataset; None if the stage reads none."""
+    """Config of the run as JSON (`config_to_json`), which names the prepared dataset; None if the stage needs none."""
     after: Cell | None = None
     """The cell whose result this cell reads, for example to get the chosen number of steps."""
 
     @property
     def label(self) -> str:
-        """Says which cell of a study this is. Several tries of a method (tuning.py) differ in their number."""
+        """Says which cell of a study this is. The label of a try (tuning.py) ends with the number of the try."""
         return f"{self.prepared}_{self.method}_seed{self.seed}_{self.stage}{self.protocol.get('try_number', '')}"
 
     @property

@@ -56,7 +56,7 @@ class Bench:
     ties: tuple[str, ...] = TIE_RULES
     """Tie rules that make sense for the dataset. The first rule is the default."""
     quick_stride: int = 1
-    """With `--quick`, only every n-th user is kept; this is n."""
+    """With `--quick`, only one of this many users is kept."""
     quick_max_users: int = 0
     """The value of `max_users` in a run with `--quick`; 0 leaves `max_users` unchanged."""
     instant: str = "second"
@@ -104,13 +104,13 @@ BENCHES = {
 
 @dataclasses.dataclass(frozen=True)
 class DatasetFacts:
-    """Facts about a prepared dataset from which a method may compute its sizes."""
+    """Facts about a prepared dataset. A method may compute its sizes from these facts."""
 
     path: Path
     num_items: int
     """Number of items in the catalogue, including items without events."""
     num_rows: int
-    """Number of rows in a table with one row per id, which is the largest id plus 1."""
+    """The largest id plus 1: the number of rows that a table with one row per id needs."""
     events_per_user: NDArray[np.int64]
     actions: tuple[str, ...]
     last_tied_share: float

@@ -11,8 +11,9 @@ A comparison is fair only if the baseline reads no more than our method. So each
 There are four kinds of rivals:
 
     sasrec, hstu, hstu-large     the published sizes, loss and training
-    …-INPUTS                     the published sizes and the inputs in the name. Unlike the published methods, these
-                                 score by inner products, with a softmax over all items (or an estimate of it)
+    …-INPUTS                     the published sizes, with the inputs that the name ends with. Unlike the published
+                                 methods, these score by inner products, with a softmax over all items (or an estimate
+                                 of it)
     …-wide-INPUTS                the same with the width, depth, heads and training data of PinFM
     …-fair-INPUTS                the same with PinFM's loss too: cosines, learned temperature, negatives and their
                                  weights, and a mask that keeps a user's own items out of the negatives
@@ -152,7 +153,7 @@ def config_of(
 ) -> RunConfig:
     """Returns the config of a method's run. The override `a.b=c` is for all methods, `METHOD:a.b=c` for one method.
 
-    First come the settings of tuned.py (not with --quick), then the settings `tried`, then the overrides.
+    The settings of tuned.py are applied first (not with --quick), then `tried`, then the overrides. Later settings win.
     """
     if method.build is None:
         raise UsageError(f"{method.name} fits nothing and has no settings")
@@ -185,7 +186,7 @@ def check_overrides(overrides: Sequence[str], names: Sequence[str]) -> None:
             close = did_you_mean(name, names) or did_you_mean(name, METHODS)
             raise UsageError(
                 f"--set {override} names {name}, which is not run",
-                allowed=f"methods that are run: {', '.join(names) or 'none that has settings'}",
+                allowed=f"methods that are run: {', '.join(names) or 'none with settings'}",
                 fix=f"add it to --methods: {name}" if name in METHODS else close,
             )
         key = setting.partition("=")[0].strip()

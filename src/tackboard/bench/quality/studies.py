@@ -107,7 +107,7 @@ def _reproduce_table(context: StudyContext, methods: list[Method], cells: Sequen
     header = ["", "ties", "seed", "best hr@10", "best ndcg@10", "last hr@10", "last ndcg@10", "best step"]
     return {
         "sections": [
-            section("Tested during training: the best, as published, and the last", header, rows),
+            section("Tested during training: the best figures, as published, and the last figures", header, rows),
             section(
                 f"Published figures against ours under {PUBLISHED_TIES} ties (within {TOLERANCE})",
                 ["", "metric", "published", "our best", "our last", ""],
@@ -130,7 +130,7 @@ def published_for(context: StudyContext) -> dict[str, tuple[str, str, tuple[floa
 
 
 def agrees(results: Sequence[Result], metric: str, published: float) -> dict[str, Any]:
-    """Averages our figures over seeds and checks whether the published figure is near. `results` have one tie rule."""
+    """Averages our figures over seeds and checks whether the published figure is near. `results` share a tie rule."""
     best, last = (float(np.mean([one.values[kind][metric] for one in results])) for kind in ("best_metrics", "metrics"))
     # Without rounding, a difference of exactly the tolerance would depend on how the numbers are represented.
     is_near = round(abs(published - best), 6) <= TOLERANCE
@@ -239,7 +239,7 @@ def _compare_table(context: StudyContext, cells: Sequence[Cell], find: Find) -> 
             [_comparison_row(context, one, groups) for one in differences],
         ),
         section(
-            "By the time between the event before and the test event, mean over seeds",
+            "By the time from the event before to the test event, mean over seeds",
             ["", "reads", "ties", "metric", *gap_names(context.bench.instant)],
             gap_rows(groups, {key: _names(group[0].cell) for key, group in groups.items()}),
         ),
@@ -297,7 +297,7 @@ def _headline(
     apart: Mapping[tuple[str, str], Sequence[Result]],
     groups: Mapping[tuple[str, str], Sequence[Result]],
 ) -> list[dict[str, Any]]:
-    """Returns the leading figures of methods that read the request's time: without same-second targets."""
+    """Returns figures without same-second targets: the leading figures of methods that read the request's time."""
     if not apart:
         return []
     key = next(iter(apart))

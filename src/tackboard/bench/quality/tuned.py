@@ -62,7 +62,7 @@ TUNED: dict[tuple[str, str], Tuned] = {
         (family, "kakao-brunch"): Tuned(tries=0, note="rate of sasrec-wide", settings=_READS)
         for family in ("sasrec", "hstu-large", "hstu-wide", "sasrec-fair", "hstu-fair")
     },
-    # 6 and 8 fits of the first day and 12 of the second. The log says some twenty-five.
+    # 6 and 8 fits of the first day and 12 of the second. The log gives the total as "some twenty-five".
     ("pinfm", "deskdrop"): Tuned(tries=26, date="2026-11-15, 2026-11-16"),
     ("pinfm-published", "deskdrop"): Tuned(tries=0, note="rates, dropout and steps of the recipe"),
     ("sasrec-wide", "deskdrop"): Tuned(tries=10, settings=_DESKDROP, date="2026-11-15, 2026-11-16"),

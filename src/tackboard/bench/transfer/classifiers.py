@@ -46,7 +46,7 @@ class LogisticRegression:
 
     @classmethod
     def fit(cls, rows: Numbers, labels: Labels, penalty: float, num_steps: int = 50) -> LogisticRegression:
-        """Minimises the summed log-loss plus `penalty` / 2 × the squared weights without the intercept."""
+        """Minimises the summed log-loss plus `penalty` / 2 × the squared weights. The intercept has no penalty."""
         spread = rows.std(axis=0)
         means, scales = rows.mean(axis=0), np.where(spread > 0, spread, np.inf)
         inputs = _with_one((rows - means) / scales)
@@ -89,7 +89,7 @@ class TreeSettings:
     num_rounds: int = 400
     """Largest number of trees."""
     patience: int = 20
-    """Number of trees without a better validation loss after which learning ends."""
+    """Learning ends after this many trees without a better validation loss."""
     damping: float = 1.0
     """Added to the curvature of each leaf."""
     least_curvature: float = 5.0
@@ -123,7 +123,7 @@ class BoostedTrees:
     """A sum of trees on binned columns."""
 
     edges: Sequence[Numbers]
-    """The upper edges of each column's bins, without the last bin's."""
+    """The upper edges of each column's bins. The last bin has no upper edge."""
     base: float
     trees: Sequence[Tree]
     validation_loss: float

@@ -1,6 +1,7 @@
 """Predicts the answers of a transfer task without a sequence model: the stage `transfer-baselines`.
 
-    means                the damped mean answer of the item, and how far the user's answers lie above those of the items
+    means                the damped mean answer of the item, plus how far the user's answers lie above the mean answers
+                         of their items
     previous event       the mean answer of examples whose item is, or is not, the item of the user's previous event
     logistic regression  on counts of the user, the item and the pair, and on the previous event (counts.py)
     boosted trees        on the same numbers
@@ -54,7 +55,7 @@ class Known:
 
 
 Predict = Callable[[Examples, Numbers], Numbers]
-"""Returns log odds for examples and their numbers."""
+"""A function that takes examples and their numbers, and returns the log odds of yes for each example."""
 Fitted = tuple[Predict, str, int]
 """A prediction, the chosen settings in words, and the number of tries that they were chosen from."""
 
@@ -65,7 +66,7 @@ def fit_means(known: Known) -> Fitted:
 
 
 def fit_previous(known: Known) -> Fitted:
-    """Returns the prediction from one bit: whether the item is the item of the event before."""
+    """Returns the prediction from one bit: whether the example has the same item as the event before."""
     mean = float(known.train.labels.mean())
     bits = known.train_rows[:, SAME_AS_BEFORE].astype(np.int64)
 

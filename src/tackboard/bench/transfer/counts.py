@@ -1,10 +1,11 @@
 """Describes the examples of a transfer task by counts, for baselines that read no sequence.
 
 The input is a prepared dataset and examples of a task on it (data.py). The output is a row of numbers per example. The
-numbers come from three groups of events: all earlier events of the user; the events with the item among the first 70%
-of each user's events, which pretraining reads too; and the user's event before the example. Decided: no number tells
-the time of the example, because the models that the baselines are compared with do not read it either. Shares are
-damped, as if there were ten more events with the mean share (one more for the newest events).
+numbers come from three groups of events: all earlier events of the user; every event with the same item that is among
+the first 70% of its user's events (pretraining reads these events too); and the user's event before the example.
+Decided: no number tells the time of the example, because the models that the baselines are compared with do not read
+the time either. Shares are damped, as if there were ten more events with the mean share (one more for the newest
+events).
 """
 
 from __future__ import annotations

@@ -69,8 +69,8 @@ TASKS = {
     "ml-1m": (Task("will the rating be 4 or 5?", ("rating_4", "rating_5")),),
     "deskdrop": (dataclasses.replace(_MORE_THAN_A_VIEW, only_new=True), _MORE_THAN_A_VIEW),
 }
-"""Dataset → tasks on this dataset. Models are trained for the first task; baselines answer all tasks. With repeats, one
-bit nearly answers the task on Deskdrop: whether the item is the item of the event before."""
+"""Dataset → tasks on this dataset. Models are trained for the first task; baselines answer all tasks. If repeated
+items count, one bit nearly answers the task on Deskdrop: whether the item is the item of the event before."""
 
 
 # ---- datasets made from a dataset ----
@@ -93,7 +93,7 @@ def write_beginning(path: Path, ends: Indices, target: Path) -> Path:
 
 
 def write_task(path: Path, task: Task, part: Part) -> Path:
-    """Makes examples from one part of the dataset at `path`. Writes them to `task_dataset`, unless this folder exists.
+    """Writes examples from a part of the dataset at `path` to the folder that `task_dataset` returns, unless it exists.
 
     The label of an example is yes if its action is in `task.actions`. An event without a history is not an example.
     """

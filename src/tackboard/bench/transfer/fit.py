@@ -83,7 +83,7 @@ class FitSettings:
     max_points: int = 40
     """Largest number of judgements."""
     patience: int = 4
-    """Number of judgements without improvement after which a run ends."""
+    """A run ends after this many judgements without improvement."""
 
     def steps_of_pass(self, num_users: int) -> int:
         """Returns the approximate number of steps in a pass over the examples of `num_users` users."""

@@ -397,10 +397,14 @@ def _notes_on_baselines(dataset: str, differences: Sequence[Mapping[str, Any]]) 
     judged = [one for one in differences if one["metric"] == PRIMARY and one["arm"] not in WEAK]
     widest = max((one["half_width"] for one in judged), default=None)
     words = f"The widest interval of a difference of {PRIMARY}, without weak baselines, is ±{widest or 0.0:.4f}."
-    aim = f" The aim is at most {WIDEST[dataset]:.4f}." if dataset in WIDEST else " This is what the test users allow."
+    aim = (
+        f" The aim is at most {WIDEST[dataset]:.4f}."
+        if dataset in WIDEST
+        else " The number of test users allows no narrower interval."
+    )
     return [
-        "Baselines read counts: of the user's earlier events, of the item's events among the first "
-        f"{PRETRAINED_SHARE:.0%} of users' events, of the user's earlier events with the item, and the event before. "
+        "Baselines read the event before, and counts: of the user's earlier events, of the item's events among the "
+        f"first {PRETRAINED_SHARE:.0%} of users' events, and of the user's earlier events with the item. "
         "Their settings are chosen by log-loss on validation users; each baseline is tested once. The strongest "
         "baseline is the one with the highest AUC on the test, which favours the baselines.",
         *([] if widest is None else [words + aim]),

@@ -41,7 +41,7 @@ ITEM = "item"
 
 @dataclasses.dataclass(frozen=True)
 class Distance:
-    """Says how far the sides differ in a column. Shares lie in [0, 1]. The share of the value `moved` differs most."""
+    """How far the sides differ in a column. Shares are in [0, 1]. `moved` is the value whose share differs most."""
 
     column: str
     kind: str

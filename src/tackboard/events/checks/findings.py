@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 Severity = Literal["error", "warning"]
 COUNTED = {"rows": "row", "events": "event", "users": "user", "days": "day"}
-"""If a rule's sentence begins with a key of this dict, the number of cases is put first. The value is its singular."""
+"""If a rule's sentence begins with a key of this dict, the sentence is shown after the number of cases. The value
+is the singular of the key."""
 OF_ONE = {"have": "has", "repeat": "repeats", "name": "names", "lie": "lies", "were": "was", "are": "is"}
 OF_ONE |= {"them": "it", "they": "it", "their": "its"}
-"""Maps other words of the rules' sentences to the form that they have if the count is one."""
+"""Maps other words of the rules' sentences to the words that replace them if the count is one."""
 ROWS_NAMED = 5
 """Largest number of rows that a finding names."""
 
@@ -58,7 +59,7 @@ RULES: dict[str, Rule] = {
     "received-early": Rule(
         "warning",
         "rows were received before they happened",
-        "compare the clocks of clients and log; features see an event from its received time on",
+        "compare the clients' clocks with the log's clock; features see an event from its received time on",
     ),
     "before-birth": Rule(
         "warning", "events lie before the birth of their item", "check birth_ms in the items file, or leave it out"
@@ -89,7 +90,9 @@ RULES: dict[str, Rule] = {
         "warning", "users have more than {} events", "only their newest events are read; check whether they are robots"
     ),
     "day-gap": Rule(
-        "warning", "days have far fewer events than the days around: {}", "check whether part of the log is missing"
+        "warning",
+        "days have far fewer events than the days around them: {}",
+        "check whether part of the log is missing",
     ),
 }
 

@@ -1,7 +1,8 @@
-"""This module reads measures of events (such as the action or the hour) by bucket of users, and counts their values.
+"""This module reads measures of events (such as the action or the hour) bucket by bucket, and counts their values.
 
 `data stats` and `data drift` both use this module, so a gap or an hour means the same in both commands. Both need
-memory for one bucket, and for one count per item and per user. Samples and counts of names are limited in size.
+memory for one bucket (a group of users), and for one count per item and per user. Samples and counts of names are
+limited in size.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def check_dataset(path: Path, *, max_user_share: float = 0.05, now_ms: int | Non
 def _check_manifest(folder: Path, findings: Findings) -> bool:
     """Compares the files with the folder's manifest if the manifest is intact.
 
-    Returns False if the folder is no dataset, or if its format version is newer than this Tackboard can read.
+    Returns False if the folder is not a dataset, or has a newer format version than this Tackboard can read.
     """
     try:
         manifest = read_manifest(folder)
@@ -133,7 +133,7 @@ def _check_manifest(folder: Path, findings: Findings) -> bool:
         elif file.stat().st_size != entry["bytes"]:
             findings.add("manifest", name, f"has {file.stat().st_size:,} bytes, the manifest says {entry['bytes']:,}")
         elif sha256_file(file) != entry["sha256"]:
-            findings.add("manifest", name, "has another SHA-256 than the manifest says")
+            findings.add("manifest", name, "has a SHA-256 that differs from the manifest's")
     return True
 
 

@@ -10,7 +10,7 @@ from tackboard.report.page import Figure, Page, Section
 from tackboard.report.svg import Bars, Line, bar_chart, format_number, line_chart
 
 MAX_DAYS = 4000
-"""If a log spans more days than this, only days with events are drawn. Such a log usually has a wrong unit of time."""
+"""If a log spans more days than this, only days with events are drawn. Its times usually have a wrong unit."""
 NUM_BARS = 20
 """Largest number of bars in a chart of actions, surfaces or columns."""
 
@@ -164,7 +164,8 @@ def _add_requests(section: Section, requests: Mapping[str, Any]) -> None:
     section.text(
         f"{requests['num_requests']:,} requests with {requests['num_candidates']:,} candidates; half of the requests "
         f"have at most {per_request.get('q50', 0):,.0f} candidates{_estimated(requests)}. "
-        "A label is unknown while an action may still follow: its time window is open, and no action was joined yet."
+        "A label is unknown while an action may still follow: the label's time window is open, and no action was "
+        "joined yet."
     )
     section.table(
         ["label", "positive", "negative", "unknown", "share of positives among known labels"],

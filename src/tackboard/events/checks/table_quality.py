@@ -133,7 +133,7 @@ class EntityCheck(TableCheck):
         return _joined(self._births)[np.argsort(_joined(self._ids), kind="stable")]
 
     def compare_counts(self, counted: tuple[Ints, Ints]) -> None:
-        """Compares num_events with `counted`, which holds the sorted ids in the events and their numbers of events."""
+        """Compares num_events with `counted`: the ids in the events, sorted, and the number of events of each id."""
         if not self.is_whole:
             return
         ids, said = _joined(self._ids), _joined(self._counts)
@@ -152,7 +152,7 @@ class HistoryCheck(TableCheck):
 
     def _check(self, table: pa.Table) -> None:
         names = (f"{self._kind}_id", VALID_FROM)
-        self._check_order(table, names, f"{' and '.join(names)}, each pair once", strictly=True)
+        self._check_order(table, names, f"{' and '.join(names)} (each pair at most once)", strictly=True)
         self._check_known(f"unknown-{self._kind}", table[names[0]], self._known, nulls=True)
 
 

@@ -60,7 +60,7 @@ def read_ticoserec(stem: str) -> Callable[[Download], PublicData]:
 
 
 def read_pairs(name: str) -> Callable[[Download], PublicData]:
-    """Returns a function that reads a file of lines `user item`. In the file, all lines of a user stand together."""
+    """Returns a function that reads a file of lines `user item`. In the file, the lines of a user are adjacent."""
 
     def read(download: Download) -> PublicData:
         pairs = np.array([line.split() for line in download.text(name).splitlines()], dtype=np.int64)
@@ -107,7 +107,7 @@ def _s3rec(name: str, title: str, stem: str, counts: PublishedCounts, terms: str
 
 def _ticoserec(name: str, title: str, stem: str, counts: PublishedCounts) -> PublicDataset:
     files = f"{stem}_item.txt and {stem}_time.txt, or an archive that holds them"
-    note = "times are whole days; events of one day keep their order in the file, which may differ in other copies"
+    note = "times are whole days; events of one day keep the file's order; other copies may have another order"
     return _sequences(name, title, files, "KingGugu/TiCoSeRec", counts, read_ticoserec(stem), note)
 
 

@@ -133,8 +133,9 @@ def canonical_events(
 
 def named(codes: NDArray[Any], names: Sequence[str]) -> pa.DictionaryArray:
     """Replaces each code c by `names[c]`. A code without a name raises DataError."""
-    if len(codes) and not 0 <= int(codes.min()) <= int(codes.max()) < len(names):
-        raise DataError(f"the code {int(codes.max())} has no name", allowed=f"allowed: 0 to {len(names) - 1}")
+    unknown = codes[(codes < 0) | (codes >= len(names))]
+    if len(unknown):
+        raise DataError(f"the code {int(unknown[0])} has no name", allowed=f"allowed: 0 to {len(names) - 1}")
     return schema.named(codes, names)
 
 
@@ -149,7 +150,7 @@ def order_only_times(lengths: Any) -> NDArray[np.int64]:
 def table_of(data: bytes, columns: Mapping[str, pa.DataType], delimiter: str, *, header: bool = False) -> pa.Table:
     """Reads a publisher's CSV. If there is no header, `columns` must be in the order of the file.
 
-    A file that lacks one of `columns`, or whose values have another type, raises an ArrowException.
+    A file that lacks one of `columns`, or has values of a different type, raises an ArrowException.
     """
     return pyarrow.csv.read_csv(
         pa.BufferReader(data),

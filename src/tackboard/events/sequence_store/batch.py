@@ -1,7 +1,8 @@
 """This module takes new events as plain dictionaries or an Arrow table, checks them, and returns columns.
 
-A plain event needs item_id, action, surface and time_ms. The default of received_ms is the present time. A field that
-the store declares may be missing. An error about one event gives the event's position in the call, but never the user.
+A plain event needs item_id, action, surface and time_ms. An event without received_ms gets the present time. An event
+may lack any of the store's declared fields. An error about one event gives the event's position in the call, but never
+the user.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Converts the stored parts of a user (head, buffered events, columns of chunks; see `merging`) to bytes and back.
+"""Converts what is stored about a user (head, buffered events, columns of chunks; see `merging`) to bytes and back.
 
 A column has a header, a bitmap if values are missing, and the values. Integers are stored as their distance from the
 smallest value, in the narrowest unsigned type that fits. A string column holds its own dictionary. So the user's texts

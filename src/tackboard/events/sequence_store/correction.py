@@ -2,9 +2,9 @@
 
 The horizon is the largest received_ms of the snapshot. Events that the store received before the horizon are replaced
 by the events of the snapshot. Events that the store received at the horizon or later stay, except duplicates of events
-in the snapshot. Each user is changed all or nothing. Only a few users are changed at a time, so other writers wait only
-briefly. A second correction from the same snapshot changes nothing. After a kill, the next call continues with the
-users that were not corrected yet.
+in the snapshot. The change of each user is all or nothing. Only a few users are changed at a time, so other writers
+wait only briefly. A second correction from the same snapshot changes nothing. After a kill, the next call continues
+with the users that were not corrected yet.
 
 Decided: events that the store received in the same millisecond as the horizon stay. A log often ends in the middle of
 this millisecond, and an acknowledged event must not be lost because the log lacks it. Forgotten users stay forgotten.

@@ -104,7 +104,8 @@ class Engine(abc.ABC):
     def _update(self, decide: Callable[[], Update], *, tables: Sequence[str] = (), users: Sequence[int] = ()) -> None:
         """Writes what `decide` returns, all or nothing.
 
-        `decide` may read. It is called again if another client wrote to these `tables` or `users` meanwhile.
+        `decide` is allowed to read from the store. It is called again if another client wrote to these `tables` or
+        `users` meanwhile.
         """
 
     @abc.abstractmethod

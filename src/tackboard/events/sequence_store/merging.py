@@ -2,8 +2,8 @@
 
 A user's sequence has chunks and a buffer. Chunks are in order of time and do not overlap; the buffer holds recently
 appended events of any time. New events go into the buffer. A full buffer is merged with the chunks that end at or after
-the buffer's oldest event. If the buffered events are only minutes late, this is usually one chunk. Decided: events with
-equal times keep their order of arrival. A duplicate is an event that equals another event in everything but
+the buffer's oldest event. If the buffered events are only minutes late, there is usually one such chunk. Decided:
+events with equal times keep their order of arrival. A duplicate is an event that equals another event in everything but
 received_ms. If a user has more than `max_events` events (the cap), the oldest events are beyond the cap. Readers skip
 these events, and the next merge deletes every chunk whose events are all beyond the cap.
 """

@@ -3,13 +3,14 @@
 The store is verified first, so that contradictory data does not get a seal. An SQLite file is rewritten in one
 transaction. If the command is killed, the file is unchanged, and the next call starts from the beginning. On Redis,
 each user is rewritten all or nothing. If the command is killed, the store cannot be opened until the same command runs
-again and migrates the remaining users. On Redis the command needs memory for the events of one user. For a file the
-command needs memory for SQLite's cache, and until it ends, free disk space of twice the file's size. The notes on the
-progress of an unfinished correction (correction.py) are dropped, so the next correction starts from the beginning.
+again and migrates the remaining users. On Redis the command needs memory for the events of one user. For a file, the
+command needs memory for SQLite's cache. Until the command ends, it also needs free disk space of twice the file's size.
+The notes on the progress of an unfinished correction (correction.py) are dropped, so the next correction starts from
+the beginning.
 
 Decided: migration is an explicit command, because an older tackboard cannot read the store afterwards. A process that
 still runs an older version gets an error. In a file, this is because the tables have new names. On Redis, it is because
-a key that older versions read has another type.
+a key that older versions read has a different type.
 """
 
 from __future__ import annotations

@@ -262,7 +262,7 @@ class RedisStore(SequenceStore):
         directory, count = state
         head = self._head(user_id, directory)
         if num_columns != len(head.chunks) * len(self._numbers):
-            raise self.seals.damaged(head_place(user_id), f"does not fit {num_columns} stored columns")
+            raise self.seals.damaged(head_place(user_id), f"does not match the {num_columns} columns that are stored")
         try:
             num_recent = int(count or 0) if self.seals.has_seals else len(recent)
             held = [(*split_event_key(key), value) for key, value in recent.items()]

@@ -222,7 +222,7 @@ FORGOTTEN_PLACE = "the list of forgotten users"
 
 
 def head_place(user_id: int) -> str:
-    """Returns the place of a user's head."""
+    """Returns the place of a user's head. The text calls the head a directory."""
     return f"the directory of user {user_id}"
 
 

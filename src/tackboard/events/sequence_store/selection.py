@@ -72,7 +72,8 @@ def select(head: Head, recent: Columns | None, query: Query, config: StoreConfig
         recent = None if not wanted.any() else recent if wanted.all() else take(recent, wanted)
     is_late = recent is not None and int(recent["time_ms"].values[0]) < head.chunked_until_ms
     num_recent = 0 if recent is None else num_rows(recent)
-    # If the buffer has late events, the newest `last` events may all be in chunks. Then `last` are read from chunks.
+    # If the buffer has late events, the newest `last` events may all be in chunks. So `last` events are read from the
+    # chunks.
     num_wanted = None if query.last is None else query.last - (0 if is_late else num_recent)
     picked = yield from _pick(head, query, num_wanted, config)
     names = list(dict.fromkeys([*query.fields, *(["time_ms"] if is_late else [])]))
@@ -111,7 +112,7 @@ class _Picked:
 
 
 def _pick(head: Head, query: Query, num_wanted: int | None, config: StoreConfig) -> Generator[Request, Blobs, _Picked]:
-    """Picks the newest chunks that together have `num_wanted` matching events; if None, all chunks with such events."""
+    """Picks the newest chunks that together have `num_wanted` matching events; if None, all chunks with matches."""
     picked = _Picked()
     hidden = max(0, head.num_events - config.max_events)
     starts = np.cumsum(head.chunks[:, NUM_EVENTS]) - head.chunks[:, NUM_EVENTS]
@@ -140,7 +141,7 @@ def _pick(head: Head, query: Query, num_wanted: int | None, config: StoreConfig)
             picked.held.update(((name, chunk), column) for name, column in columns.items())
             times = columns["time_ms"].values if "time_ms" in columns else np.full(num_events, entry[LAST_MS])
             received = columns["received_ms"].values if "received_ms" in columns else np.full(num_events, -1)
-            # If time_ms was not needed, all times of the chunk are in the range. Any of them gives the same mask.
+            # If time_ms was not read, all times of the chunk are in the range, so one of them can stand for all.
             mask = query.mask(times, received)
         if start < hidden:
             mask = np.ones(num_events, dtype=np.bool_) if mask is None else mask

@@ -2,7 +2,7 @@
 
     item_id, time_ms, received_ms, int fields    values int64
     float, bool fields                           values float64, bool
-    action, surface, string fields               values int64: codes of `dictionary`; if it is None, codes of the store
+    action, surface, string fields               values int64: codes of `dictionary`, or of the store if it is None
 
 `present` marks the entries that have a value; it is None if no value is missing. The value of a missing entry is
 undefined. A dictionary may hold the same string twice, for example after two columns were joined.

@@ -1,20 +1,21 @@
 """This module is the law of an endless stream of events: it draws the events and gives their exact probabilities.
 
-The law takes users and returns their events. It also takes items and returns their probabilities. No table is stored:
-every event is a function of (seed, user, position). So any part of the stream can be made alone, on any machine, for
-hundreds of millions of items.
+The law returns the events of given users and the probabilities of given items. No table is stored: every event is a
+function of (seed, user, position). So any part of the stream can be made alone, on any machine, for hundreds of
+millions of items.
 
-    topic of a user    stay with probability `stay`; go to the next topic of the ring with `advance`; else jump anywhere
-    topic of an event  the user's topic; with probability `noise` any topic, and the user's topic does not change
-    item of an event   number = rank × topics + topic, where the rank in the topic follows Zipf's law; id = a·number + b
+    topic of a user    stay with probability `stay`; move to the next on the ring with `advance`; else jump to any topic
+    topic of an event  the user's topic; with probability `noise` a random topic (the user's own topic does not change)
+    item of an event   number = rank × topics + topic, where the rank in the topic follows Zipf's law;
+                       id = (a·number + b) modulo the number of items
 
 Zipf's law here is the density (1 + x)^−exponent, cut into whole ranks: P(rank) is the integral from rank to rank + 1.
 So a rank is drawn by inverting the integral, and its probability is a difference, both in closed form. All topics are
-equally popular, hence an item's share of all events is P(rank) / topics. So the popularity over the whole catalogue
+equally popular, so an item's share of all events is P(rank) / topics. Therefore the popularity over the whole catalogue
 also follows Zipf's law, except that the items of the same rank, one per topic, are all equally popular.
 
 An event's item reveals the event's topic, but not whether the event was noise. `next_topics` returns the exact
-probability of the next event's topic given all earlier events. It is the forward filter of this hidden Markov chain. No
+probability of the next event's topic given all earlier events, by the forward filter of this hidden Markov chain. No
 model that reads the same events can predict better. Decided: the topics lie on a ring. So the topic after any number of
 moves is the sum of the moves, and the topics of all events can be computed without a loop over positions.
 
@@ -37,9 +38,9 @@ from tackboard.core.hashing import mix64
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 USER_STREAM, ID_STREAM, SAMPLE_STREAM = 61, 62, 63
-"""Random streams of users' events, of the ids of items and of `sample_items`."""
+"""Numbers of three random streams: for users' events, for the ids of items and for `sample_items`."""
 LENGTH, MOVE, JUMP, IS_NOISE, NOISE, RANK = range(1, 7)
-"""Purposes of the draws of one event; each purpose has its own bits."""
+"""Numbers of the random draws of one event. Each draw uses its own bits."""
 MAX_ITEMS = (1 << 31) - 1
 """The largest number of items: the product of two item numbers must fit into 63 bits."""
 
@@ -62,7 +63,7 @@ class StreamLawConfig:
     """Probability that a user moves to the next topic. A user who neither stays nor moves to the next topic
     jumps to any topic."""
     noise: float = 0.1
-    """Probability that an event shows an item of any topic, whatever the user's topic is."""
+    """Probability that the topic of an event is drawn from all topics and need not be the user's topic."""
     mean_events: float = 48.0
     """Mean number of events of a user. The numbers follow a geometric distribution, cut off at max_events."""
     max_events: int = 256
@@ -117,7 +118,7 @@ class StreamLaw:
     def items_of(self, users: Ints, offsets: Ints) -> Ints:
         """Returns the items of each user's first offsets[u + 1] - offsets[u] events, all users end to end [N].
 
-        User u has the events offsets[u] to offsets[u + 1] - 1, at least one.
+        In the result, user u has the events offsets[u] to offsets[u + 1] - 1. Every user must have at least one event.
         """
         events_N = self._events(users, offsets)
         topics_N = self._topics(events_N, offsets)
@@ -126,7 +127,7 @@ class StreamLaw:
         return self._ids(self._ranks(_uniform(events_N, RANK)) * self.config.num_topics + topics_N)
 
     def topics_of(self, users: Ints, offsets: Ints) -> Ints:
-        """Returns the users' own topics at the events of `items_of` [N]."""
+        """Returns the user's own topic at each event of `items_of` [N]."""
         return self._topics(self._events(users, offsets), offsets)
 
     def topics_of_items(self, item_ids: Ints) -> Ints:

@@ -187,7 +187,7 @@ class _Walk:
         )
 
     def _settle_topic(self, index: int, row: slice, state: LatentState, draws: Floats) -> None:
-        """May let one interest drift at a session start. Draws a topic for sessions that start or switch."""
+        """Lets one interest drift at some session starts. Draws a topic for sessions that start or switch."""
         config = self.config
         drifting = np.flatnonzero(state.new_session & (draws[:, _COLUMN["drift"]] < config.drift_probability))
         slot = (draws[drifting, _COLUMN["drift_slot"]] * len(config.slot_weights)).astype(np.int64)

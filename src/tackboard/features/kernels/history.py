@@ -434,7 +434,7 @@ def _top_of_one(events_: Positions, keys: Positions, column: Column, count: int)
 
 
 def _ranked(rows: Positions, counts: Positions, newest: Positions) -> Positions:
-    """Sorts `newest` by row, within a row by descending count, and among equal counts by descending `newest`."""
+    """Sorts `newest` by ascending row, then by descending count, then by descending `newest`."""
     if not len(rows) or rows[0] == rows[-1]:
         return newest[np.lexsort((-newest, -counts))]
     most, last = int(counts.max()), int(newest.max())

@@ -119,4 +119,4 @@ def test_a_gap_is_told_by_its_day() -> None:
     times = np.concatenate([np.arange(60) + START_MS - 10 * DAY_MS + day * DAY_MS for day in days])
     rows = pa.table({"user_id": np.ones(len(times), dtype=np.int64), "time_ms": times, "order": np.arange(len(times))})
     gap = found(rows)["day-gap"]
-    assert gap.text.endswith("1 day has far fewer events than the days around: 2023-11-08")
+    assert gap.text.endswith("1 day has far fewer events than the days around it: 2023-11-08")

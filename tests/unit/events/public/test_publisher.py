@@ -91,5 +91,6 @@ def test_canonical_events_are_canonical() -> None:
     check_events(events)
     assert events["action"].to_pylist() == ["y", "x"]
     assert events["order"].to_pylist() == [0, 1]
-    with pytest.raises(DataError, match="the code 2 has no name"):
-        named(np.array([0, 2]), ("x", "y"))
+    for code in (2, -1):
+        with pytest.raises(DataError, match=f"the code {code} has no name"):
+            named(np.array([0, code]), ("x", "y"))

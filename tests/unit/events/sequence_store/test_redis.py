@@ -65,7 +65,7 @@ def test_a_newer_store_is_refused(url: str, store: RedisStore) -> None:
 def test_a_lost_chunk_is_named(store: RedisStore) -> None:
     store.append(1, [event(n) for n in range(20)])
     store._client.delete(store._keys.user(1, "columns"))
-    with pytest.raises(CorruptFileError, match="does not fit 0 stored columns"):
+    with pytest.raises(CorruptFileError, match="does not match the 0 columns that are stored"):
         store.read(1)
 
 
