@@ -59,7 +59,7 @@ HELD_OUT_USERS = 0.2
 """Share of the users whose requests judge the rankers. Neither pretraining nor a ranker learns from them."""
 REQUESTS_PER_USER, OTHER_CANDIDATES = 4, 50
 """Number of newest events per user that become requests, and number of other candidates of a request."""
-NUM_RECENT_EVENTS, RANKER_STEPS = 16, 100
+NUM_RECENT_EVENTS, RANKER_STEPS = 16, 70
 """Size of the rankers' own sequence module, and their training steps: less than in the recipes, because the demo must
 be short. Training and serving read these events once per candidate."""
 TIMEOUT_MS = 10_000
@@ -178,7 +178,8 @@ def build_commands(config: DemoConfig, run: str = "RUN") -> dict[str, tuple[str,
     short_run = ("--set", "training.steps=20", "--set", "training.log_every=1") if config.quick else ()
     train_options = ("--set", f"data.dataset={dataset}", "--runs", str(out / "runs"), "--json")
     ranker_steps = short_run or ("--set", f"training.steps={RANKER_STEPS}")
-    small_ranker = ("--set", f"model.recent.num_events={NUM_RECENT_EVENTS}", *ranker_steps)
+    num_events = 4 if config.quick else NUM_RECENT_EVENTS
+    small_ranker = ("--set", f"model.recent.num_events={num_events}", *ranker_steps)
     # A user's id decides whether the user is held out, so these two settings hold out the same users.
     pretrained_without = ("--set", f"data.validation_share={HELD_OUT_USERS}")
     tested_on = ("--set", "data.validation_share=0", "--set", f"data.test_share={HELD_OUT_USERS}")
