@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from tackboard.core import keyed_random
 from tackboard.features.plan import CANDIDATE, EVENT, Node, Plan
 
 Values = Mapping[str, Any]
@@ -497,12 +498,22 @@ def _top(scope: _Scope, node: Node) -> list[Any]:
     return ranked[: node.params["count"]]
 
 
+def _anchored(scope: _Scope, node: Node) -> Any:
+    count, stride = node.params["count"], node.params["stride"]
+    newest = scope.events(node.args[0])[-count:]
+    if len(newest) < count:
+        return newest
+    draws = [keyed_random.bits(43, event.time).item() for event in newest[:stride]]
+    return newest[draws.index(min(draws)) :]
+
+
 EVENT_OPERATORS: dict[str, Callable[[_Scope, Node], Any]] = {
     "events": _events,
     "where": lambda scope, node: [e for e in scope.events(node.args[0]) if scope.value(node.args[1], e)],
     "within": lambda scope, node: _aged(scope, node, node.params["duration_ms"], None),
     "between": lambda scope, node: _aged(scope, node, node.params["oldest_ms"], node.params["newest_ms"]),
     "newest": lambda scope, node: scope.events(node.args[0])[-node.params["count"] :],
+    "anchored": _anchored,
     "matching": _matching,
     "count": lambda scope, node: len(scope.events(node.args[0])),
     "last": _last,

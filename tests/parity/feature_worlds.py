@@ -360,6 +360,7 @@ PARAMS: dict[str, dict[str, Callable[[random.Random], Any]]] = {
     "within": {"duration_ms": DURATION},
     "between": {"oldest_ms": DURATION, "newest_ms": DURATION},
     "newest": {"count": _one_of(1, 2, 3, 10**6, 0, -1, True)},
+    "anchored": {"count": _one_of(1, 2, 3, 10**6, 0), "stride": _one_of(1, 2, 3, 10**6, 0, -1, True)},
     "decayed_sum": {"half_life_ms": DURATION},
     "top": {"count": _one_of(1, 2, 10_000, 0, 10_001)},
 }

@@ -13,6 +13,7 @@ from tackboard.batch.row_layout import RowLayout
 from tackboard.models.backbone import BackboneConfig
 from tackboard.models.decoder import LayerStack
 from tackboard.ops import crossed_attention
+from tackboard.ops.packed_attention import Elapsed, packed_attention
 
 WIDTH, NUM_POSITIONS = 16, 40
 BACKBONES: dict[str, dict[str, Any]] = {
@@ -71,6 +72,26 @@ class Problem:
             found.append(self.stack(x, torch.tensor([len(x)]), times)[-1])
         return torch.stack(found)
 
+    def appended_in_slots(self, slots: int) -> torch.Tensor:
+        """As `appended`, but in every layer a candidate sees only the newest `slots` tokens, itself included."""
+        found = []
+        for number, row in enumerate(self.row_of.tolist()):
+            tokens = slice(int(self.offsets[row]), int(self.offsets[row + 1]))
+            x = torch.cat([self.x[tokens], self.candidates[number : number + 1]])
+            times = torch.cat([self.times[tokens], self.asked[number : number + 1]])
+            whole = RowLayout.of_lengths(torch.tensor([len(x)]))
+            newest = slice(max(0, len(x) - slots), len(x))
+            seen = RowLayout.of_lengths(torch.tensor([min(slots, len(x))]))
+            x, rotation, elapsed = self.stack._entered(x, whole, times, None)
+            part = None if elapsed is None else Elapsed(times[newest], times[newest], elapsed.boundaries)
+            for layer in self.stack.layers_in_order():
+                q, k, v, rest = layer.project(x, rotation)
+                read = packed_attention(q, k, v, whole, layer.weighing(elapsed))
+                last = packed_attention(q[newest], k[newest], v[newest], seen, layer.weighing(part))[-1:]
+                x = layer.finish(x, torch.cat([read[:-1], last]), rest)
+            found.append((x if self.stack.final_norm is None else self.stack.final_norm(x))[-1])
+        return torch.stack(found)
+
     def gradients(self, hidden: torch.Tensor) -> list[torch.Tensor]:
         weights = torch.sin(torch.arange(hidden.numel(), dtype=torch.float64)).view_as(hidden)
         wanted = [self.x, self.candidates, *self.stack.parameters()]
@@ -121,6 +142,18 @@ def test_the_context_is_what_the_backbone_computes(name: str) -> None:
     problem = Problem(name, *RAGGED)
     context = problem.stack.read_context(problem.x, RowLayout.of_lengths(problem.lengths), problem.times)
     torch.testing.assert_close(context.hidden_TD, problem.stack(problem.x, problem.lengths, problem.times))
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+@pytest.mark.parametrize("slots", [1, 4, 8, 13])
+def test_a_fixed_length_equals_appended_candidates_that_do_not_see_the_overwritten_slots(name: str, slots: int) -> None:
+    problem = Problem(name, *RAGGED)
+    fixed, appended = problem.crossed(fixed_length=slots), problem.appended_in_slots(slots)
+    torch.testing.assert_close(fixed, appended, rtol=1e-9, atol=1e-9)
+    for found, expected in zip(problem.gradients(fixed), problem.gradients(appended), strict=True):
+        tolerance = 1e-5 if "rotary" in name else 1e-8
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    assert torch.allclose(fixed, problem.crossed()) == (slots == 13), "the longest row needs 13 slots"
 
 
 @pytest.mark.parametrize("name", ["gpt", "gpt time", "hstu"])

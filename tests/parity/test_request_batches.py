@@ -8,6 +8,7 @@ from the dataset; the scorer builds the same requests from what a caller would s
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import pickle
 from collections.abc import Iterator
@@ -157,8 +158,9 @@ class AdRanker(nn.Module):
 CONFIG = AdRankerConfig(tables=TableConfig(num_hashes=2, num_rows=64, dim=8), max_history=MAX_HISTORY)
 
 
-def features(vocabulary: Vocabulary) -> FeatureSet:
-    return features_for_model(READS, vocabulary, MAX_HISTORY, own_features(), of_requests=True)
+def features(vocabulary: Vocabulary, stride: int) -> FeatureSet:
+    own = own_features()
+    return features_for_model(READS, vocabulary, MAX_HISTORY, own, of_requests=True, anchor_stride=stride)
 
 
 def all_events() -> list[dict[str, Any]]:
@@ -225,11 +227,17 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "ads"
 
 
+@pytest.fixture(scope="module", params=[1, 3])
+def stride(request: pytest.FixtureRequest) -> int:
+    """Of the anchors at which histories begin; with 1 there are none."""
+    return int(request.param)
+
+
 @pytest.fixture(scope="module")
-def source(dataset: Path) -> RequestSource:
+def source(dataset: Path, stride: int) -> RequestSource:
     return RequestSource(
         RequestConfig(validation_share=0.0, test_share=0.0, dataset=str(dataset), max_history=MAX_HISTORY),
-        features=features,
+        features=functools.partial(features, stride=stride),
     )
 
 
@@ -247,7 +255,7 @@ def alone(source: RequestSource) -> dict[tuple[int, int], RequestBatch]:
 
 
 @pytest.fixture(scope="module")
-def scorer() -> Scorer:
+def scorer(stride: int) -> Scorer:
     torch.manual_seed(0)
     vocabulary = Vocabulary(actions=("click", "view"), surfaces=("home",))
     signature = Signature(
@@ -265,7 +273,7 @@ def scorer() -> Scorer:
         reads=READS,
     )
     # As a bundle would hold it: read back from JSON.
-    stored = FeatureSet.from_json(features(vocabulary).to_json())
+    stored = FeatureSet.from_json(features(vocabulary, stride).to_json())
     return Scorer(signature, build_model(CONFIG, vocabulary).eval(), CONFIG.tables, stored)
 
 
@@ -317,7 +325,7 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
 
 
 def test_what_training_reads_is_what_the_scorer_builds(
-    dataset: Path, alone: dict[tuple[int, int], RequestBatch], scorer: Scorer
+    dataset: Path, alone: dict[tuple[int, int], RequestBatch], scorer: Scorer, stride: int
 ) -> None:
     rows = read_requests(open_dataset(dataset)).to_pylist()
     assert len(rows) == len(alone) == NUM_REQUESTS
@@ -332,6 +340,10 @@ def test_what_training_reads_is_what_the_scorer_builds(
     lengths = [batch.histories.num_events for batch in alone.values()]
     assert min(lengths) == 0
     assert max(lengths) == MAX_HISTORY
+    is_full = [sum(e["user"] == user and e["received_ms"] < now for e in EVENTS) >= MAX_HISTORY for user, now in alone]
+    assert {length for length, full in zip(lengths, is_full, strict=True) if full} == {5, 4, 3}.intersection(
+        range(MAX_HISTORY - stride + 1, MAX_HISTORY + 1)
+    )
     for name in READS[3:]:
         found = [batch.of_candidates(name) for batch in alone.values()]
         lists = [feature for feature in found if isinstance(feature, Jagged)]

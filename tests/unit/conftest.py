@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from tackboard.data.sequences import Sequences
     from tackboard.data.source import SequenceSource
     from tackboard.features.column import Column
+    from tackboard.scoring.scorer import Scorer
     from tackboard.train.config import RunConfig
 
 Event = tuple[Any, Any, str, str, int]
@@ -250,8 +252,6 @@ def ranker_config(labelled_dataset: Path) -> Callable[..., RunConfig]:
 
 
 def _ranker_config(dataset: Path, overrides: Sequence[str]) -> RunConfig:
-    import dataclasses
-
     from tackboard.core.config import apply_overrides
     from tackboard.data.request_loader import RequestConfig
     from tackboard.models.ranker import HeadConfig, RankerConfig
@@ -271,3 +271,48 @@ def _ranker_config(dataset: Path, overrides: Sequence[str]) -> RunConfig:
         model=RankerConfig.on(tiny.model, HeadConfig(labels=("click",))),
     )
     return apply_overrides(config, overrides)
+
+
+@pytest.fixture(scope="session")
+def make_scorer() -> Callable[..., Scorer]:
+    """`make_scorer(kind="early", anchor_stride=4, request_time=True, …)`: a scorer of an untrained ranker."""
+    return _make_scorer
+
+
+def _make_scorer(kind: str = "early", anchor_stride: int = 1, **settings: Any) -> Scorer:
+    import torch
+
+    from tackboard.bundle.signature import Signature
+    from tackboard.core.vocabulary import Vocabulary
+    from tackboard.features.standard import features_for_model
+    from tackboard.models.fusion import FusionConfig
+    from tackboard.models.pinfm import PinFMConfig
+    from tackboard.models.ranker import HeadConfig, RankerConfig
+    from tackboard.models.tables import TableConfig
+    from tackboard.scoring.scorer import Scorer
+
+    vocabulary = Vocabulary.from_names(["click", "save"], ["home", "search"])
+    tables = TableConfig(num_hashes=2, num_rows=64, dim=8)
+    pinfm = PinFMConfig(tables=tables, width=16, max_history=10, **settings)
+    fusion = FusionConfig(kind=kind, anchor_stride=anchor_stride)  # type: ignore[arg-type]
+    config = dataclasses.replace(RankerConfig.on(pinfm, HeadConfig(labels=("click",)), fusion), max_history=8)
+    torch.manual_seed(1)
+    model = config.build(vocabulary).eval()
+    for parameter in model.pinfm.decoder.parameters():  # Fresh weights are so small that a wrong context would pass.
+        torch.nn.init.normal_(parameter, std=0.4)
+    signature = Signature(
+        format_version=1,
+        name="small",
+        version="1",
+        id_type="int64",
+        actions=vocabulary.actions,
+        surfaces=vocabulary.surfaces,
+        max_history=config.max_history,
+        model={},
+        tables={},
+        lineage={},
+    )
+    features = features_for_model(
+        config.reads, vocabulary, config.max_history, of_requests=True, anchor_stride=anchor_stride
+    )
+    return Scorer(signature, model, config.tables, features)

@@ -91,6 +91,11 @@ class CrossLayout:
         parts = (tokens, candidates, cells, lengths_V, hidden_V, lengths_B[row_of])
         return cls(groups, *(torch.from_numpy(np.ascontiguousarray(part)) for part in parts))
 
+    def to(self, device: torch.device) -> CrossLayout:
+        """Returns the same layout with its tensors on `device`."""
+        tensors = (self.tokens, self.candidates, self.cells, self.lengths, self.first_visible, self.places)
+        return CrossLayout(self.groups, *(tensor.to(device) for tensor in tensors))
+
     @property
     def num_candidates(self) -> int:
         return len(self.cells)

@@ -155,6 +155,26 @@ def bench_pretrain(
     _show(report(result), results, hardware, as_json=json_output)
 
 
+@app.command("dcat")
+def bench_dcat(
+    device: Annotated[
+        str, typer.Option("--device", help="Compute on cpu, cuda, or auto: a GPU if there is one.")
+    ] = "auto",
+    rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Measure everything this many times.")] = None,
+    quick: Quick = False,
+    results: Results = None,
+    hardware: Hardware = "cpu",
+    json_output: Json = False,
+) -> None:
+    """Compare DCAT, which reads a history once for all candidates, with whole sequences for every candidate."""
+    from tackboard.bench.dcat.report import report
+    from tackboard.bench.dcat.run import measure
+
+    with _scratch() as scratch:
+        result = measure(Path(scratch), device=device, quick=quick, rounds=rounds)
+    _show(report(result), results, hardware, as_json=json_output)
+
+
 @app.command("overload")
 def bench_overload(
     quick: Quick = False, results: Results = None, hardware: Hardware = "cpu", json_output: Json = False

@@ -30,6 +30,7 @@ def serve(
         256, help="Keep at most this many connections of one client; a proxy may need more."
     ),
     max_events: int = typer.Option(100_000, help="Accept at most this many events in a request's history."),
+    context_cache_mib: int = typer.Option(0, help="Keep contexts of users in this many MiB; see docs/serving.md."),
     drain_timeout_s: float = typer.Option(25.0, help="After SIGTERM, finish admitted requests in this many seconds."),
     threads: int | None = typer.Option(None, help="Use this many threads; default: all usable cores but one."),
     code: Path | None = typer.Option(None, help="Run this Python file, which holds a model of your own."),
@@ -70,6 +71,7 @@ def serve(
         insecure=insecure,
         max_candidates=max_candidates,
         max_events=max_events,
+        context_cache_mib=context_cache_mib,
         drain_timeout_s=drain_timeout_s,
         admission=AdmissionConfig(
             max_queue=max_queue, timeout_ms=timeout_ms, max_timeout_ms=max(timeout_ms, AdmissionConfig().max_timeout_ms)

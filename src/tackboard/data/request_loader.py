@@ -48,7 +48,7 @@ from tackboard.features.contexts import context_columns, context_sources
 from tackboard.features.entity_tables import find_ids, load_entities
 from tackboard.features.feature_set import FeatureSet
 from tackboard.features.plan import Plan
-from tackboard.features.standard import HISTORY, by_level, check_finite, standard_features
+from tackboard.features.standard import HISTORY, by_level, check_finite, history_stride, standard_features
 from tackboard.features.views import View, Visibility
 
 EVENTS_AT_ONCE = 1 << 21
@@ -214,6 +214,7 @@ class RequestSource(SequenceSource):
         )
         self.labels = _known_labels(dataset.path / REQUESTS, config.labels)
         self.max_history = config.max_history
+        self.anchor_stride = history_stride(self.features)
         self._config = config
         self.request_counters = ReadCounters()
         """Counts the rows and bytes of requests that were read; `counters` does the same for the events."""
@@ -284,18 +285,21 @@ class Histories:
     def __init__(
         self,
         received: NDArray[np.int64],
+        times: NDArray[np.int64],
         user_ids: NDArray[np.int64],
         offsets: NDArray[np.int64],
-        max_history: int,
+        source: RequestSource,
     ) -> None:
         self._visibility = Visibility(received, offsets)
-        self._user_ids = user_ids
-        self._max_history = max_history
+        self._times, self._user_ids = times, user_ids
+        self._max_history, self._stride = source.max_history, source.anchor_stride
 
     def view(self, user_ids: NDArray[np.int64], request_ms: NDArray[np.int64]) -> View:
-        """Returns the newest events that were received strictly before each request."""
-        owners = find_ids(self._user_ids, user_ids)
-        return self._visibility.view(owners, request_ms, self._max_history).newest(self._max_history)
+        """Returns the newest events that were received strictly before each request, from the history's anchor on."""
+        view = self._visibility.view(find_ids(self._user_ids, user_ids), request_ms, self._max_history)
+        if self._stride == 1:
+            return view.newest(self._max_history)
+        return view.anchored(self._times, self._max_history, self._stride)
 
     def tokens(self, requests: RequestTable) -> NDArray[np.int64]:
         """Returns the number of history events plus candidates of each request. Works in parts to bound memory."""
@@ -322,8 +326,9 @@ class RequestWindow:
         self._sequences = source.read(buckets)
         found = source.read_requests(buckets)
         self._requests = found.take(choose(found))
+        events = self._sequences.events
         self._histories = Histories(
-            self._sequences.events.received, self._sequences.user_ids, self._sequences.offsets, source.max_history
+            events.received, events.times, self._sequences.user_ids, self._sequences.offsets, source
         )
         self._order, self._bounds = deal(self._histories.tokens(self._requests))
         self._num_events = len(self._sequences.item_ids)
@@ -432,6 +437,8 @@ def count_tokens(
     `choice` holds all settings that decide which requests `choose` selects.
     """
     settings = {"kind": "requests", "max_history": source.max_history, **choice}
+    if source.anchor_stride > 1:
+        settings["anchor_stride"] = source.anchor_stride
     counts = counted_once(
         source,
         settings,
@@ -452,11 +459,14 @@ def _pass_over(source: RequestSource, choose: Choose, *, quiet: bool) -> IndexCo
     num_events = source.dataset.num_events
     with Progress("indexing", total=num_events, unit="events", quiet=quiet or num_events < LONG) as progress:
         for bucket in range(layout.num_buckets):
-            table = source.read_columns(source.spans_of([bucket]), ["user_id", "received_ms"])
+            # Only anchors depend on the times of events.
+            time = "time_ms" if source.anchor_stride > 1 else "received_ms"
+            table = source.read_columns(source.spans_of([bucket]), sorted({"user_id", "received_ms", time}))
             users = numpy_column(table, "user_id")
             starts = starts_of_users(users)
             offsets = np.append(starts, len(users)).astype(np.int64)
-            histories = Histories(numpy_column(table, "received_ms"), users[starts], offsets, source.max_history)
+            received, times = numpy_column(table, "received_ms"), numpy_column(table, time)
+            histories = Histories(received, times, users[starts], offsets, source)
             requests = source.read_requests(np.array([bucket]))
             lengths = histories.tokens(requests.take(choose(requests)))
             tokens[bucket], longest = lengths.sum(), max(longest, int(lengths.max(initial=0)))

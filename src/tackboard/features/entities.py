@@ -189,6 +189,10 @@ class Events(Entity):
         """Chooses the newest `count` events."""
         return self._chosen(Expression("newest", (self._view,), {"count": count}))
 
+    def anchored(self, count: int, stride: int) -> Events:
+        """Chooses the newest `count` events from an anchor on, which is one of the oldest `stride` of these events."""
+        return self._chosen(Expression("anchored", (self._view,), {"count": count, "stride": stride}))
+
     def matching(self, column: Expression, value: Any) -> Events:
         """Chooses the events whose `column` equals `value`, which is a value of the request or of the candidate."""
         return self._chosen(Expression("matching", (self._view, column, value)))

@@ -274,14 +274,15 @@ def _some_columns(builder: PlanBuilder, index: int, name: str, columns: list[str
 def node_digests(plan: Plan, max_history: int | None = None) -> list[str]:
     """Returns a hash for every node. The hash covers the node's operator, parameters and the hashes of its inputs.
 
-    If `max_history` is given, a node that takes the newest `max_history` events is hashed without this number.
+    If `max_history` is given, a node that takes the newest `max_history` events is hashed without this number, and
+    without the stride of anchors.
     """
     digests: list[str] = []
     for node in plan.nodes:
-        params = dict(node.params)
-        if node.op == "newest" and params["count"] == max_history:
-            del params["count"]
-        content = [node.op, params, [digests[argument] for argument in node.args]]
+        op, params = node.op, dict(node.params)
+        if op in ("newest", "anchored") and params["count"] == max_history:
+            op, params = "newest", {}
+        content = [op, params, [digests[argument] for argument in node.args]]
         digests.append(hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest())
     return digests
 

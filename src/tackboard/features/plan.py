@@ -116,7 +116,7 @@ class Plan:
         """How many of a user's newest events are enough to compute every feature, or None if there is no limit."""
         whole = {index for index, node in enumerate(self.nodes) if node.op == "events"}
         readers = [node for node in self.nodes if whole.intersection(node.args)]
-        if not readers or any(node.op != "newest" for node in readers):
+        if not readers or any(node.op not in ("newest", "anchored") for node in readers):
             return None
         return max(int(node.params["count"]) for node in readers)
 

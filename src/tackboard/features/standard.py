@@ -31,10 +31,13 @@ NEVER = -1.0
 """The value of `since_last` for a user without events."""
 
 
-def standard_features(vocabulary: Vocabulary, max_history: int = ALL_EVENTS) -> FeatureSet:
-    """Returns a feature set with only `history`, which holds the newest `max_history` events."""
+def standard_features(vocabulary: Vocabulary, max_history: int = ALL_EVENTS, anchor_stride: int = 1) -> FeatureSet:
+    """Returns a feature set with only `history`, which holds the newest `max_history` events.
+
+    With an `anchor_stride` above 1, the history begins at an anchor, one of the oldest `anchor_stride` of these events.
+    """
     events = Events()
-    recent = events.newest(max_history)
+    recent = events.newest(max_history) if anchor_stride == 1 else events.anchored(max_history, anchor_stride)
     return FeatureSet(
         "standard",
         history=sequence(
@@ -64,12 +67,13 @@ def features_for_model(
     own: FeatureSet | None = None,
     *,
     of_requests: bool = False,
+    anchor_stride: int = 1,
 ) -> FeatureSet:
     """Returns the features that `reads` names. A feature comes from `own`, or from the standard set if `own` lacks it.
 
     Raises ConfigError if the model cannot use a feature.
     """
-    standard = standard_features(vocabulary, max_history)
+    standard = standard_features(vocabulary, max_history, anchor_stride)
     if SINCE_LAST in reads:
         standard = standard.merged(request_features())
     unknown = [read for read in reads if read.partition(".")[0] not in standard.plan.features]
@@ -80,17 +84,20 @@ def features_for_model(
             fix="name the file that defines the feature: --set data.features=features.py",
         )
     features = (standard if own is None else own.merged(standard)).reading(reads)
-    check_readable(features, max_history, of_requests=of_requests)
+    check_readable(features, max_history, of_requests=of_requests, anchor_stride=anchor_stride)
     return features
 
 
-def check_readable(features: FeatureSet, max_history: int, *, of_requests: bool = False) -> None:
+def check_readable(
+    features: FeatureSet, max_history: int, *, of_requests: bool = False, anchor_stride: int = 1
+) -> None:
     """Raises ConfigError unless the set has a history with items and all other features fit into the model's batch.
 
     Besides the history, a model trained on histories reads only numbers, one per request. A model trained on requests
     (`of_requests`) reads features of the request or of its candidates, of every type except text and sequence. The
     history must hold the items of the newest `max_history` events, without a filter. Training relies on this, because
-    it predicts an item from earlier events, or reads the events that were received before each request.
+    it predicts an item from earlier events, or reads the events that were received before each request. With an
+    `anchor_stride` above 1, the history must begin at an anchor of this stride.
     """
     for feature in features.features():
         node = features.plan.nodes[features.plan.features[feature.name]]
@@ -101,10 +108,14 @@ def check_readable(features: FeatureSet, max_history: int, *, of_requests: bool 
             for column, type_ in feature.type.columns:
                 if type_.element == "string":
                     raise ConfigError(f"{named} has text in {column}", fix="use .index_in([…]) or .hash_id()")
-            if not _is_newest(features.plan, node, max_history):
+            if not _is_newest(features.plan, node, max_history, anchor_stride):
+                anchor, call = "", "newest(model.max_history)"
+                if anchor_stride > 1:
+                    anchor = f" from an anchor of stride {anchor_stride} on"
+                    call = "anchored(model.max_history, model.fusion.anchor_stride)"
                 raise ConfigError(
-                    f"{named} is not the user's newest {max_history} events",
-                    allowed="allowed: newest = events.newest(model.max_history), with item=newest.collect(events.item)",
+                    f"{named} is not the user's newest {max_history} events{anchor}",
+                    allowed=f"allowed: newest = events.{call}, with item=newest.collect(events.item)",
                 )
             continue
         if of_requests:
@@ -177,12 +188,20 @@ def only_carries_items(plan: Plan) -> bool:
     return not is_checked and uses.count(items[0]) == uses.count(carried) == uses.count(place) == 1
 
 
-def _is_newest(plan: Plan, history: Node, count: int) -> bool:
-    """Whether the item column of a sequence holds the items of `events.newest(count)`."""
+def history_stride(features: FeatureSet) -> int:
+    """Returns the stride of the anchors of the history; 1 means that the history has no anchors."""
+    strides = {node.params["stride"] for node in features.plan.trimmed([HISTORY]).nodes if node.op == "anchored"}
+    return max(strides, default=1)
+
+
+def _is_newest(plan: Plan, history: Node, count: int, stride: int) -> bool:
+    """Whether the item column of a sequence holds the items of `events.newest(count)` or, with a stride above 1, of
+    `events.anchored(count, stride)`."""
     place = [name for name, _ in history.type.columns].index(ITEM)
     item = plan.nodes[history.args[place]]
     if item.op != "collect":
         return False
     view, column = (plan.nodes[argument] for argument in item.args)
-    from_all = view.op == "newest" and plan.nodes[view.args[0]].op == "events" and view.params["count"] == count
+    wanted = ("newest", {"count": count}) if stride == 1 else ("anchored", {"count": count, "stride": stride})
+    from_all = (view.op, dict(view.params)) == wanted and plan.nodes[view.args[0]].op == "events"
     return from_all and column.op == "source" and column.params["column"] == ITEM

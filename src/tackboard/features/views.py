@@ -22,10 +22,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tackboard.core import keyed_random
 from tackboard.features.column import offsets_of, ranges
 
 Positions = NDArray[np.int64]
 _ZERO = np.zeros(1, dtype=np.int64)
+ANCHOR_STREAM = 43
+"""Seed of the draws of anchors. It never changes, because training and serving must draw the same anchors."""
 INT64_MIN, INT64_MAX = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
@@ -111,6 +114,20 @@ class View:
     def newest(self, count: int) -> View:
         """Returns a view of the last `count` events of each row."""
         return self.with_ranges(np.maximum(self.starts, self.ends - count), self.ends)
+
+    def anchored(self, times: Positions, count: int, stride: int) -> View:
+        """Returns a view of the last `count` events of each row, from the row's anchor on. `times` [events] are in ms.
+
+        The anchor is drawn among the oldest `stride` of these events, by a hash of their times. So the same event stays
+        the anchor of a growing row for a while. A row with fewer events than `count` has all events.
+        """
+        view = self.newest(count)
+        full = np.flatnonzero(view.lengths == count)
+        places = view.starts[full, None] + np.arange(stride)
+        draws = keyed_random.bits(ANCHOR_STREAM, times[places if self.index is None else self.index[places]])
+        starts = view.starts.copy()
+        starts[full] += draws.argmin(axis=1)
+        return view.with_ranges(starts, view.ends)
 
     def from_time(self, times: Positions, oldest: Positions) -> View:
         """Returns a view of the events at or after `oldest` [rows]. `times` [events] must ascend within a segment."""

@@ -32,6 +32,7 @@ from tackboard.core.config import check
 from tackboard.core.errors import DataError
 from tackboard.models.time_encoding import log2_boundaries
 from tackboard.ops.crossed_attention import crossed_attention
+from tackboard.ops.newest_attention import newest_attention
 from tackboard.ops.packed_attention import SOFTMAX, Elapsed, Weighing, packed_attention, with_tiles
 
 ROTARY_BASE = 10_000.0
@@ -127,6 +128,32 @@ class Block(AttentionLayer):
 
 
 @dataclasses.dataclass(frozen=True)
+class KeptTokens:
+    """What later tokens of a row read of the row's first tokens, in memory of its own."""
+
+    layers: list[tuple[torch.Tensor, torch.Tensor]]
+    """Keys and values of the tokens [T, H, d] in each layer."""
+    times_T: torch.Tensor | None
+    """The times of the tokens as keys, if the backbone reads times."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.layers[0][0])
+
+    @property
+    def num_bytes(self) -> int:
+        parts = [part for layer in self.layers for part in layer] + ([] if self.times_T is None else [self.times_T])
+        return sum(part.numel() * part.element_size() for part in parts)
+
+    def first(self, num_tokens: int) -> KeptTokens:
+        """Returns a view of the first tokens."""
+        if num_tokens == self.num_tokens:
+            return self
+        layers = [(k_THd[:num_tokens], v_THd[:num_tokens]) for k_THd, v_THd in self.layers]
+        return KeptTokens(layers, None if self.times_T is None else self.times_T[:num_tokens])
+
+
+@dataclasses.dataclass(frozen=True)
 class ReadContext:
     """ReadContext rows that a backbone has read: their layout, and what candidates attend to."""
 
@@ -137,6 +164,12 @@ class ReadContext:
     """The times of the context tokens as keys, if the backbone reads times."""
     hidden_TD: torch.Tensor | None
     """The hidden vectors of the context tokens; None if the last layer was skipped."""
+
+    def keep(self, num_tokens: int) -> KeptTokens:
+        """Copies what later tokens need of the first tokens of the only row."""
+        # A clone is needed: keys and values may be views of a tensor that also holds the queries.
+        layers = [(k_THd[:num_tokens].clone(), v_THd[:num_tokens].clone()) for k_THd, v_THd in self.layers]
+        return KeptTokens(layers, None if self.times_T is None else self.times_T[:num_tokens].clone())
 
 
 class LayerStack(nn.Module):
@@ -218,6 +251,33 @@ class LayerStack(nn.Module):
             x_TD = layer.finish(x_TD, read_THd, rest_TE)
         return ReadContext(layout, kept, times_T, x_TD if self.final_norm is None else self.final_norm(x_TD))
 
+    def extend_context(
+        self,
+        kept: KeptTokens,
+        x_SD: torch.Tensor,
+        layout: RowLayout,
+        times_S: torch.Tensor | None = None,
+        query_times_S: torch.Tensor | None = None,
+    ) -> ReadContext:
+        """Reads the S tokens after the kept tokens of one row, and returns the context of all tokens of the row.
+
+        `layout` is the layout of the whole row. The result equals `read_context` of the whole row without
+        `needs_hidden`, within rounding. Training does not use this method.
+        """
+        num_kept = kept.num_tokens
+        times_T = times_S if times_S is None or kept.times_T is None else torch.cat([kept.times_T, times_S])
+        x_SD, rotation = self._placed(x_SD, layout, layout.places[num_kept:])
+        elapsed = self._elapsed(times_T, times_S if query_times_S is None else query_times_S)
+        found: list[tuple[torch.Tensor, torch.Tensor]] = []
+        layers: list[Any] = list(self.layers_in_order())
+        for number, (layer, (k_KHd, v_KHd)) in enumerate(zip(layers, kept.layers, strict=True)):
+            q_SHd, k_SHd, v_SHd, rest_SE = layer.project(x_SD, rotation)
+            k_THd, v_THd = torch.cat([k_KHd, k_SHd]), torch.cat([v_KHd, v_SHd])
+            found.append((k_THd, v_THd))
+            if number + 1 < len(layers):
+                x_SD = layer.finish(x_SD, newest_attention(q_SHd, k_THd, v_THd, layer.weighing(elapsed)), rest_SE)
+        return ReadContext(layout, found, times_T, None)
+
     def cross(
         self, x_CD: torch.Tensor, context: ReadContext, crossing: CrossLayout, times_C: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -245,17 +305,26 @@ class LayerStack(nn.Module):
         self, x_TD: torch.Tensor, layout: RowLayout, times_T: torch.Tensor | None, query_times_T: torch.Tensor | None
     ) -> tuple[torch.Tensor, Rotation | None, Elapsed | None]:
         """Returns what the layers read: tokens with their positions, rotations, and elapsed times."""
+        x_TD, rotation = self._placed(x_TD, layout, layout.places)
+        elapsed = self._elapsed(times_T, times_T if query_times_T is None else query_times_T)
+        return x_TD, rotation, None if elapsed is None else with_tiles(elapsed, layout)
+
+    def _placed(
+        self, x_TD: torch.Tensor, layout: RowLayout, places_T: torch.Tensor
+    ) -> tuple[torch.Tensor, Rotation | None]:
+        """Returns tokens with their positions, and their rotations. `places_T` holds the place of each in its row."""
         if self.positions is not None:
             layout.check_fits(self.positions.num_embeddings)
-            x_TD = x_TD + functional.embedding(layout.places, self.positions.weight)
-        rotation = rotation_of(layout.places, self.rotary_width) if self.rotary_width else None
-        elapsed = None
-        if self.num_buckets:
-            if times_T is None:
-                raise DataError("a backbone with a time bias was given no times", fix="add history.time to `reads`")
-            asked_T = times_T if query_times_T is None else query_times_T
-            elapsed = with_tiles(Elapsed(times_T, asked_T, self.boundaries_ms(times_T.device)), layout)
-        return x_TD, rotation, elapsed
+            x_TD = x_TD + functional.embedding(places_T, self.positions.weight)
+        return x_TD, rotation_of(places_T, self.rotary_width) if self.rotary_width else None
+
+    def _elapsed(self, times_T: torch.Tensor | None, asked_T: torch.Tensor | None) -> Elapsed | None:
+        """Returns what a time bias reads, given the times of keys and of queries."""
+        if not self.num_buckets:
+            return None
+        if times_T is None or asked_T is None:
+            raise DataError("a backbone with a time bias was given no times", fix="add history.time to `reads`")
+        return Elapsed(times_T, asked_T, self.boundaries_ms(times_T.device))
 
 
 class Decoder(LayerStack):

@@ -24,13 +24,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tackboard.batch import RequestBatch
+from tackboard.batch import RequestBatch, SequenceBatch
 from tackboard.batch.cross_layout import CrossLayout
 from tackboard.batch.row_layout import RowLayout
 from tackboard.core.config import check
 from tackboard.core.errors import ConfigError
 from tackboard.core.vocabulary import SINCE_LAST
-from tackboard.models.decoder import ReadContext
+from tackboard.models.decoder import KeptTokens, ReadContext
 from tackboard.models.pinfm import PinFM, Tokens
 from tackboard.models.targets import TokenPlaces
 
@@ -56,10 +56,17 @@ class FusionConfig:
     fixed_length: int = 0
     """Number of slots for context and candidate together. If they need more, the candidate overwrites the oldest
     tokens. 0 means no limit."""
+    anchor_stride: int = 1
+    """In early fusion, number of events among which the first event of a history is drawn, if the user has at least
+    model.max_history events. A larger number keeps the first event longer, so that a server can extend contexts that it
+    kept; but a history then has up to anchor_stride - 1 events less. 1 means the newest model.max_history events."""
 
     def __post_init__(self) -> None:
         check(self.kind in FUSIONS, "model.fusion.kind", self.kind, ", ".join(FUSIONS))
         check(self.fixed_length >= 0, "model.fusion.fixed_length", self.fixed_length, "0 or more")
+        is_allowed = self.anchor_stride == 1 or (self.anchor_stride > 1 and self.kind == "early")
+        allowed = "1 or more; 1 unless model.fusion.kind is early"
+        check(is_allowed, "model.fusion.anchor_stride", self.anchor_stride, allowed)
         width = self.content_width
         check(
             (width > 0) == bool(self.content), "model.fusion.content_width", width, "the width of model.fusion.content"
@@ -80,7 +87,8 @@ class FusionConfig:
         return (1 + self.learnable_token) if self.kind == "early" else 0
 
 
-class FusionLayouts(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class FusionLayouts:
     """Where tokens and candidates lie; the host computes this before a batch is copied to a device."""
 
     rows: RowLayout
@@ -96,6 +104,8 @@ class Fused(NamedTuple):
     """The hidden vectors of the histories' tokens (start token and events), if they were computed."""
     misalignment: torch.Tensor
     """1 − cosine of content token and id token, averaged over the candidates with content."""
+    context: ReadContext | None = None
+    """The context that the candidates read, in early fusion with DCAT."""
 
 
 class Fusion(nn.Module):
@@ -116,13 +126,17 @@ class Fusion(nn.Module):
         self.content = nn.Linear(config.content_width, width, bias=False) if config.content else None
 
     def layouts(self, batch: RequestBatch) -> FusionLayouts:
-        """Returns the layouts of a batch. On a GPU the host would wait for lengths, so call this before the copy."""
+        """Returns the layouts of a batch, on the batch's device.
+
+        Call this before the batch is copied to a GPU. After the copy, the host would wait for the lengths.
+        """
         lengths_U = batch.histories.lengths().cpu() + 1 + (1 if self.token is not None else 0)
         rows = RowLayout.of_lengths(lengths_U)
         crossing = None
         if self.is_early and self.config.dcat:
             crossing = CrossLayout.of(rows.offsets, batch.request_of.cpu(), self.config.fixed_length)
-        return FusionLayouts(rows, crossing)
+        device = batch.request_of.device
+        return FusionLayouts(rows.to(device), None if crossing is None else crossing.to(device))
 
     def forward(
         self,
@@ -133,13 +147,19 @@ class Fusion(nn.Module):
         layouts: FusionLayouts,
         *,
         needs_hidden: bool,
+        kept: KeptTokens | None = None,
     ) -> Fused:
-        """`candidates_CE` holds the candidates' rows. With `needs_hidden` the hidden vectors are always returned."""
+        """`candidates_CE` holds the candidates' rows. With `needs_hidden` the hidden vectors are always returned.
+
+        `kept` holds the first tokens of the history of the only request, from an earlier request. They must not include
+        the token of the newest event. Only early fusion with DCAT can use them, without `needs_hidden`.
+        """
         histories = batch.histories
         since_last_U = histories.of_request(SINCE_LAST) if pinfm.config.request_time else None
-        tokens = pinfm.tokens_of(histories, items_ME, since_last_U)
         if self.is_early:
-            return self._early(pinfm, batch, tokens, candidates_CE, layouts, needs_hidden=needs_hidden)
+            tokens = _tokens_after(kept, pinfm, histories, items_ME, since_last_U)
+            return self._early(pinfm, batch, tokens, candidates_CE, layouts, needs_hidden=needs_hidden, kept=kept)
+        tokens = pinfm.tokens_of(histories, items_ME, since_last_U)
         hidden_TD = pinfm.decoder(tokens.x_TD, histories.lengths() + 1, tokens.times_T, tokens.asked_T, layouts.rows)
         if self.config.kind == "late-last":
             hidden_UD = hidden_TD.index_select(0, TokenPlaces.of(histories).lasts)
@@ -165,8 +185,11 @@ class Fusion(nn.Module):
         layouts: FusionLayouts,
         *,
         needs_hidden: bool,
+        kept: KeptTokens | None,
     ) -> Fused:
-        lengths_U = batch.histories.lengths() + 1
+        """`tokens` holds the tokens of the histories, without those of `kept`."""
+        num_kept = 0 if kept is None else kept.num_tokens
+        lengths_U = batch.histories.lengths() + 1 - num_kept
         last_U = lengths_U.cumsum(0) - 1
         # A candidate has the time of the request. Without the request's time, it has the time of the last event.
         asked_T = tokens.times_T if tokens.asked_T is None else tokens.asked_T
@@ -174,14 +197,14 @@ class Fusion(nn.Module):
         candidates_CD, misalignment = self._candidate_tokens(pinfm, batch, candidates_CE)
         context_tokens = tokens if self.token is None else _with_last(tokens, lengths_U, last_U, self.token)
         decoder: Any = pinfm.decoder
+        context: ReadContext | None = None
         if layouts.crossing is not None:
-            context: ReadContext = decoder.read_context(
-                context_tokens.x_TD,
-                layouts.rows,
-                context_tokens.times_T,
-                context_tokens.asked_T,
-                needs_hidden=needs_hidden,
-            )
+            x_TD, times_T, asked_T = context_tokens.x_TD, context_tokens.times_T, context_tokens.asked_T
+            if kept is None:
+                context = decoder.read_context(x_TD, layouts.rows, times_T, asked_T, needs_hidden=needs_hidden)
+            else:
+                context = decoder.extend_context(kept, x_TD, layouts.rows, times_T, asked_T)
+            assert context is not None
             hidden_CD = decoder.cross(candidates_CD, context, layouts.crossing, times_C)
             hidden_TD = context.hidden_TD
         else:
@@ -201,7 +224,7 @@ class Fusion(nn.Module):
             zeros_UD = hidden_CD.new_zeros(batch.num_requests, hidden_CD.shape[1])
             hidden_CD = hidden_CD + batch.expand(pinfm.with_request(zeros_UD, batch.histories))
         outputs = [norm(part) for norm, part in zip(self.norms, (hidden_CD, candidates_CE), strict=True)]
-        return Fused(torch.cat(outputs, dim=1), hidden_TD, misalignment)
+        return Fused(torch.cat(outputs, dim=1), hidden_TD, misalignment, context)
 
     def _candidate_tokens(
         self, pinfm: PinFM, batch: RequestBatch, candidates_CE: torch.Tensor
@@ -223,6 +246,30 @@ class Fusion(nn.Module):
         has_content_C = (content_CD != 0).any(dim=1).float()
         apart_C = 1.0 - functional.cosine_similarity(content_CD, ids_CD.detach(), dim=1)
         return ids_CD + content_CD, (apart_C * has_content_C).sum() / has_content_C.sum().clamp_min(1.0)
+
+
+def _tokens_after(
+    kept: KeptTokens | None,
+    pinfm: PinFM,
+    histories: SequenceBatch,
+    items_ME: torch.Tensor,
+    since_last_U: torch.Tensor | None,
+) -> Tokens:
+    """Returns the tokens of the histories. With `kept`, returns the tokens of the only history that are not kept."""
+    if kept is None:
+        return pinfm.tokens_of(histories, items_ME, since_last_U)
+    first = kept.num_tokens - 1  # One of the kept tokens is the start token.
+    columns = {name: values[first:] for name, values in histories.columns.items()}
+    later = dataclasses.replace(
+        histories,
+        offsets=(histories.offsets - first).clamp_min(0),
+        items=histories.items[first:],
+        columns=columns,
+        is_positive=histories.is_positive[first:],
+    )
+    tokens = pinfm.tokens_of(later, items_ME, since_last_U)
+    rest = [None if part is None else part[1:] for part in (tokens.times_T, tokens.asked_T)]
+    return Tokens(tokens.x_TD[1:], *rest)
 
 
 def _row_of(lengths_U: torch.Tensor, num_tokens: int) -> torch.Tensor:

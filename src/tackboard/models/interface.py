@@ -83,6 +83,11 @@ class ModelConfig(abc.ABC):
         return DEFAULT_READS
 
     @property
+    def anchor_stride(self) -> int:
+        """The stride of the anchors at which histories begin; 1 means that a history has the newest events."""
+        return 1
+
+    @property
     def needs_drawn_negatives(self) -> bool:
         """Whether the loss needs drawn items as negatives. Then training refuses data.uniform_negatives = 0."""
         return False

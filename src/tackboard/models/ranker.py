@@ -31,6 +31,7 @@ from tackboard.core.config import check
 from tackboard.core.errors import ConfigError
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.models.cross_network import CrossNetwork
+from tackboard.models.decoder import KeptTokens
 from tackboard.models.fusion import Fused, Fusion, FusionConfig, FusionLayouts
 from tackboard.models.interface import LossOutput
 from tackboard.models.losses import Targets, with_targets
@@ -164,6 +165,8 @@ class RankerConfig(PinFMConfig):
                     fix=f"--set model.max_history={room} --set data.max_history={room} "
                     f"--set model.num_positions={self.max_positions}",
                 )
+        stride, most = self.fusion.anchor_stride, self.max_history
+        check(stride <= most, "model.fusion.anchor_stride", stride, f"at most model.max_history = {most}")
         if self.fusion.kind == "none":
             for name in ("next_token", "outputs", "agreement"):
                 value = getattr(self.extra_loss, name)
@@ -193,6 +196,10 @@ class RankerConfig(PinFMConfig):
         content = (self.fusion.content,) if self.fusion.content else ()
         age = (self.cold_start.age_feature,) if self.cold_start.age_feature else ()
         return tuple(dict.fromkeys((*super().reads, *self.features.names, *content, *age)))
+
+    @property
+    def anchor_stride(self) -> int:
+        return self.fusion.anchor_stride
 
     @property
     def needs_drawn_negatives(self) -> bool:
@@ -304,10 +311,10 @@ class Ranker(nn.Module):
         replaced = random_rows = None
         if config.cold_start.random_id_share:
             draw_C = torch.rand(batch.num_candidates, generator=generator)
-            replaced = (draw_C < config.cold_start.random_id_share).nonzero().squeeze(1)
+            replaced = (draw_C < config.cold_start.random_id_share).nonzero().squeeze(1).to(batch.request_of.device)
             # Random ids hash to random rows. Most of them are rows that training has not touched, as for a new item.
             shape = (len(replaced), config.tables.num_hashes)
-            random_rows = torch.randint(0, config.tables.num_rows, shape, generator=generator)
+            random_rows = torch.randint(0, config.tables.num_rows, shape, generator=generator).to(replaced.device)
         layouts = None if self.fusion is None else self.fusion.layouts(batch)
         return batch.with_targets(RankerTargets(layouts, next_token, replaced, random_rows))
 
@@ -348,6 +355,26 @@ class Ranker(nn.Module):
         """Returns one score per candidate [C]: the log odds of the first action, or the sum of `head.utilities`."""
         return self.score_of_actions(self.scores_by_action(batch))
 
+    @property
+    def can_keep_contexts(self) -> bool:
+        """Whether `scores_and_context` works: only early fusion with DCAT reads histories apart from candidates."""
+        return self.fusion is not None and self.fusion.is_early and self.config.fusion.dcat
+
+    def scores_and_context(
+        self, batch: RequestBatch, kept: KeptTokens | None = None
+    ) -> tuple[torch.Tensor, KeptTokens]:
+        """Returns the scores of one request [C], and the tokens of its history that a later request can use.
+
+        The history has n events, n ≥ 1. The returned tokens are the start token and the first n - 1 events: the token
+        of the newest event may depend on the request. `kept` holds such tokens of an earlier request whose history
+        begins with the same `kept.num_tokens` events; it may hold at most n tokens. The scores are those of `scores`,
+        within rounding.
+        """
+        logits_CK, fused, _ = self._logits(self.prepare(batch), kept)
+        scores_C = self.score_of_actions(self._by_action(logits_CK))
+        assert fused is not None and fused.context is not None, "only early fusion with DCAT keeps contexts"
+        return scores_C, fused.context.keep(batch.histories.num_events)
+
     def score_of_actions(self, by_action: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Returns the score of each candidate [C] from the results of `scores_by_action`."""
         utilities = self.config.head.utilities
@@ -357,10 +384,14 @@ class Ranker(nn.Module):
 
     def scores_by_action(self, batch: RequestBatch) -> dict[str, torch.Tensor]:
         """Returns the log odds [C] of each action of `head.labels`, or of an action without a name."""
-        logits_CK = self._logits(self.prepare(batch) if batch.targets is None else batch)[0]
+        return self._by_action(self._logits(self.prepare(batch) if batch.targets is None else batch)[0])
+
+    def _by_action(self, logits_CK: torch.Tensor) -> dict[str, torch.Tensor]:
         return dict(zip(self.config.head.labels or ("",), logits_CK.unbind(dim=1), strict=True))
 
-    def _logits(self, batch: RequestBatch) -> tuple[torch.Tensor, Fused | None, torch.Tensor]:
+    def _logits(
+        self, batch: RequestBatch, kept: KeptTokens | None = None
+    ) -> tuple[torch.Tensor, Fused | None, torch.Tensor]:
         """Returns log odds [C, K], what PinFM gave, and the rows of the distinct items [M, E]."""
         targets: RankerTargets = batch.targets
         items_ME = self.tables(batch.histories.item_rows)
@@ -373,7 +404,9 @@ class Ranker(nn.Module):
         else:
             needs_hidden = self.training and bool(self.config.extra_loss.next_token)
             assert targets.layouts is not None
-            fused = self.fusion(self.pinfm, batch, items_ME, candidates_CE, targets.layouts, needs_hidden=needs_hidden)
+            fused = self.fusion(
+                self.pinfm, batch, items_ME, candidates_CE, targets.layouts, needs_hidden=needs_hidden, kept=kept
+            )
             fused = fused._replace(outputs_CF=self._dropped(batch, fused.outputs_CF))
             parts.append(fused.outputs_CF)
         if self.recent is not None:

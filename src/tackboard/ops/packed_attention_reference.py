@@ -158,21 +158,34 @@ def _attend_in_tile(
     v: torch.Tensor,
     tile: Tile,
 ) -> torch.Tensor:
+    buckets_bqk = None
+    if weighing.time_bias_VH is not None:
+        assert weighing.elapsed is not None, "a time bias needs elapsed times"
+        buckets_bqk = _buckets_of(weighing.elapsed, layout, group, tile)
+    return attend_with_mask(q, k, v, weighing, buckets_bqk)
+
+
+def attend_with_mask(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, weighing: Weighing, buckets_bqk: torch.Tensor | None
+) -> torch.Tensor:
+    """Returns what queries [b, H, q, d] read; they are the newest tokens among the keys [b, H, k, d].
+
+    `buckets_bqk` holds the buckets of elapsed times; needed with a time bias.
+    """
     distances_qk = distances_of(q, k)
     bias = None
     if weighing.position_bias_P is not None:
         last = len(weighing.position_bias_P) - 1
         bias = small_table_rows(weighing.position_bias_P[:, None], distances_qk.clamp(0, last)).squeeze(-1)
     if weighing.time_bias_VH is not None:
-        assert weighing.elapsed is not None, "a time bias needs elapsed times"
-        buckets_bqk = _buckets_of(weighing.elapsed, layout, group, tile)
+        assert buckets_bqk is not None, "a time bias needs buckets"
         by_time_bHqk = small_table_rows(weighing.time_bias_VH, buckets_bqk).permute(0, 3, 1, 2)
         bias = by_time_bHqk if bias is None else bias + by_time_bHqk
     if weighing.pointwise_over:
         scores_bHqk = q @ k.transpose(2, 3)
         weights_bHqk = functional.silu(scores_bHqk if bias is None else scores_bHqk + bias) / weighing.pointwise_over
         return weights_bHqk.masked_fill(distances_qk < 0, 0.0).to(v.dtype) @ v
-    assert bias is not None
+    bias = distances_qk.new_zeros(distances_qk.shape, dtype=q.dtype) if bias is None else bias
     bias = bias.masked_fill(distances_qk < 0, float("-inf")).to(q.dtype).contiguous()
     return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=weighing.dropout)
 

@@ -21,6 +21,7 @@ from tackboard.features.feature_set import FILE_NAME as FEATURES
 from tackboard.features.feature_set import FeatureSet, read_features
 from tackboard.features.online_executor import OnlineExecutor
 from tackboard.features.standard import HISTORY, by_level, check_finite, check_readable, check_reads, features_for_model
+from tackboard.models.decoder import KeptTokens
 from tackboard.models.description import restore_config
 from tackboard.models.stored_parameters import find_non_finite, load_tensors, restore_model
 from tackboard.scoring.request import RequestReader, ScoreRequest
@@ -52,7 +53,12 @@ class Scorer:
             if signature.max_history != config.max_history:
                 raise DataError(f"max_history is {signature.max_history}, but the model has {config.max_history}")
         with blaming(bundle / FEATURES):
-            check_readable(features, config.max_history, of_requests=config.batch_type is RequestBatch)
+            check_readable(
+                features,
+                config.max_history,
+                of_requests=config.batch_type is RequestBatch,
+                anchor_stride=config.anchor_stride,
+            )
         check_reads(config.reads, features, bundle / FEATURES)
         files = [bundle / name for name in ("dense.safetensors", *(t["file"] for t in signature.tables.values()))]
         stored = {name: tensor for file in files for name, tensor in load_tensors(file).items()}
@@ -78,16 +84,29 @@ class Scorer:
         check_finite(self.features, columns)
         return columns
 
-    @torch.inference_mode()
     def score_features(self, features: Mapping[str, Column], candidate_items: NDArray[np.int64]) -> NDArray[np.float32]:
         """Returns the scores of the candidates [C], given the features of the request and of the candidates."""
+        return self.score_batch(self.batch_of(features, candidate_items))
+
+    def batch_of(self, features: Mapping[str, Column], candidate_items: NDArray[np.int64]) -> RequestBatch:
+        """Returns the batch of one request, given the features of the request and of the candidates."""
         of_request, of_candidates = by_level(self.features, features)
-        batch = make_request(
+        return make_request(
             history=features[HISTORY],
             candidates=candidate_items,
             hashing=self.hashing,
             request=of_request,
             features=of_candidates,
         )
+
+    @torch.inference_mode()
+    def score_batch(self, batch: RequestBatch) -> NDArray[np.float32]:
+        """Returns the scores of the candidates of a batch [C]."""
         scores: NDArray[np.float32] = self.model.scores(batch).float().numpy()
         return scores
+
+    @torch.inference_mode()
+    def score_after(self, batch: RequestBatch, kept: KeptTokens | None) -> tuple[NDArray[np.float32], KeptTokens]:
+        """Returns the scores of one request, and the tokens to keep; see `Ranker.scores_and_context`."""
+        scores, context = self.model.scores_and_context(batch, kept)
+        return scores.float().numpy(), context

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from tackboard.core.errors import DataError, UsageError
 from tackboard.features.column import Column
 from tackboard.features.serving_log import FeatureLog
+from tackboard.scoring.context_cache import ContextCache, share_extended
 from tackboard.scoring.request import ScoreRequest
 from tackboard.serve.errors import RequestError, bad_request
 from tackboard.serve.inputs import MAX_EVENTS, OUTPUT_NAME, ModelInputs
@@ -28,10 +29,19 @@ PLATFORM = "tackboard"
 
 
 class ServedModel:
-    """Wraps a scorer so that it takes the tensors of the protocol. `log`, if given, gets the computed features."""
+    """Wraps a scorer so that it takes the tensors of the protocol. `log`, if given, gets the computed features.
+
+    With `context_cache_bytes` above 0, contexts of users are kept (`scoring.context_cache`).
+    """
 
     def __init__(
-        self, scorer: Scorer, *, max_candidates: int, max_events: int = MAX_EVENTS, log: FeatureLog | None = None
+        self,
+        scorer: Scorer,
+        *,
+        max_candidates: int,
+        max_events: int = MAX_EVENTS,
+        log: FeatureLog | None = None,
+        context_cache_bytes: int = 0,
     ) -> None:
         self.scorer = scorer
         self.signature = scorer.signature
@@ -45,6 +55,7 @@ class ServedModel:
         self.version = self.signature.version
         self.max_candidates = max_candidates
         self.log = log
+        self.contexts = ContextCache(scorer, context_cache_bytes) if context_cache_bytes else None
         self._num_unlogged = 0
         self.inputs = ModelInputs(scorer.reader, max_candidates=max_candidates, max_events=max_events)
 
@@ -98,6 +109,14 @@ class ServedModel:
             "without_user_or_time": self._num_unlogged,
         }
 
+    def context_figures(self) -> dict[str, Any]:
+        """Returns the figures of the cache of contexts: requests by outcome, users, bytes. Empty without a cache."""
+        if self.contexts is None:
+            return {}
+        counts = self.contexts.counts
+        figures = {"num_users": len(self.contexts), "bytes": self.contexts.num_bytes}
+        return {"requests": counts, "share_extended": round(share_extended(counts), 6), **figures}
+
     def warm_up(self) -> None:
         """Scores small and large made-up requests, so that no client has to wait for work that is done only once."""
         for num_events, num_candidates in ((0, 1), (self.signature.max_history, min(1000, self.max_candidates))):
@@ -108,6 +127,8 @@ class ServedModel:
                     # The features may refuse a made-up value, but the model itself must not fail.
                     if error.status != 400:
                         raise
+        if self.contexts is not None:
+            self.contexts.clear()
 
     def _compute(self, request: ScoreRequest) -> tuple[Mapping[str, Column], npt.NDArray[np.float32]]:
         try:
@@ -115,7 +136,11 @@ class ServedModel:
         except (UsageError, DataError) as error:
             # The request is wrong, not the model. For example, a value lies outside its declared range.
             raise bad_request(str(error).replace("\n", "; ")) from None
-        scores = np.asarray(self.scorer.score_features(features, request.candidate_items), dtype=np.float32)
+        if self.contexts is None:
+            found = self.scorer.score_features(features, request.candidate_items)
+        else:
+            found = self.contexts.score_features(features, request.candidate_items, request.user_id)
+        scores = np.asarray(found, dtype=np.float32)
         if scores.shape != request.candidate_items.shape or not np.isfinite(scores).all():
             raise RequestError(500, "the model did not give one finite score for each candidate")
         return features, scores

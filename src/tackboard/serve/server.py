@@ -67,6 +67,8 @@ class ServeConfig:
     """Largest number of history events in one request; raised to the model's max_history if that is larger."""
     max_parses: int = 16
     """Largest number of large bodies that wait for the parser's process; further large bodies get 429."""
+    context_cache_mib: int = 0
+    """Memory for contexts of users in MiB, so that a user's next request computes only new events; 0 keeps nothing."""
     drain_timeout_s: float = 25.0
     """Seconds within which admitted requests must finish after the server was asked to stop."""
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
@@ -80,6 +82,7 @@ class ServeConfig:
         check(0 <= self.port <= 65535, "port", self.port, "0 to 65535")
         for name in ("max_candidates", "max_events", "max_parses"):
             check(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        check(self.context_cache_mib >= 0, "context_cache_mib", self.context_cache_mib, "at least 0 MiB")
         check(self.drain_timeout_s >= 0, "drain_timeout_s", self.drain_timeout_s, "at least 0 seconds")
         if self.token is not None:
             check_token(self.token)
@@ -97,10 +100,18 @@ class Server:
     ) -> None:
         self.config = config
         self.model = ServedModel(
-            scorer, max_candidates=config.max_candidates, max_events=config.max_events, log=feature_log
+            scorer,
+            max_candidates=config.max_candidates,
+            max_events=config.max_events,
+            log=feature_log,
+            context_cache_bytes=config.context_cache_mib << 20,
         )
         self.telemetry = Telemetry(
-            self.model.name, self.model.version, lambda: self.admission.num_waiting, self.model.log_counts
+            self.model.name,
+            self.model.version,
+            lambda: self.admission.num_waiting,
+            self.model.log_counts,
+            self.model.context_figures,
         )
         self.admission: Admission[ScoreRequest, Scores] = Admission(
             self.model.score,

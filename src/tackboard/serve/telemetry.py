@@ -13,8 +13,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from tackboard.scoring.context_cache import OUTCOMES
 
 FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 _REASON_OF_STATUS = {429: "REJECTED", 503: "REJECTED", 504: "REJECTED", 499: "CANCELED", 500: "BACKEND"}
@@ -61,7 +63,7 @@ class Telemetry:
     """Counts the requests and connections of one served model.
 
     `pending` returns the number of waiting requests. `feature_log` returns the number of requests for each outcome in
-    LOG_OUTCOMES.
+    LOG_OUTCOMES. `contexts` returns the figures of the cache of contexts, or nothing without a cache.
     """
 
     def __init__(
@@ -70,11 +72,13 @@ class Telemetry:
         version: str,
         pending: Callable[[], int] = lambda: 0,
         feature_log: Callable[[], Mapping[str, int]] = dict,
+        contexts: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         disable_created_metrics()
         self.model = model
         self.version = version
         self.pending = pending
+        self.contexts = contexts
         self._durations = {part: TotalDuration() for part in (*_PARTS, "fail", "cache_hit", "cache_miss")}
         self._failures = dict.fromkeys(FAILURE_REASONS, 0)
         self._last_inference_ms = 0
@@ -113,6 +117,7 @@ class Telemetry:
             registry=registry,
         )
         registry.register(_LogCollector(feature_log))
+        registry.register(_ContextCollector(contexts))
         # Every series of these counters exists from the start, so that the rate of an event that never happened is 0.
         for counter, labels in (
             (self._shed, SHED_REASONS),
@@ -183,6 +188,7 @@ class Telemetry:
             "inference_stats": times,
             "batch_stats": [{"batch_size": 1, **compute}] if num_computed else [],
             "trimmed_bytes": self._trimmed_bytes,
+            **({"contexts": figures} if (figures := self.contexts()) else {}),
         }
 
     def prometheus_text(self) -> bytes:
@@ -233,6 +239,25 @@ class _LogCollector(Collector):
         for outcome in LOG_OUTCOMES:
             family.add_metric([outcome], counts.get(outcome, 0))
         yield family
+
+
+class _ContextCollector(Collector):
+    """Reads the figures of the cache of contexts only when metrics are read, because the model's thread counts."""
+
+    def __init__(self, figures: Callable[[], Mapping[str, Any]]) -> None:
+        self._figures = figures
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields one counter with a series per outcome, and the memory of the contexts."""
+        figures = self._figures()
+        requests = CounterMetricFamily(
+            "tackboard_context_requests_total", "Requests by what happened to their context", labels=["outcome"]
+        )
+        for outcome in OUTCOMES:
+            requests.add_metric([outcome], figures.get("requests", {}).get(outcome, 0))
+        yield requests
+        text = "Memory of the kept contexts"
+        yield GaugeMetricFamily("tackboard_context_cache_bytes", text, value=figures.get("bytes", 0))
 
 
 def _escape(value: str) -> str:

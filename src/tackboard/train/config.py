@@ -220,4 +220,6 @@ def features_for(config: RunConfig) -> Callable[[Vocabulary], FeatureSet]:
     own = load_features(config.data.features) if config.data.features else None
     model = config.model
     of_requests = model.batch_type is RequestBatch
-    return lambda names: features_for_model(model.reads, names, model.max_history, own, of_requests=of_requests)
+    return lambda names: features_for_model(
+        model.reads, names, model.max_history, own, of_requests=of_requests, anchor_stride=model.anchor_stride
+    )

@@ -44,7 +44,10 @@ OF_ENCODERS = (
     *("width", "maps", "backbone", "num_time_buckets", "request_time", "request_features"),
     *("use_actions", "use_time_gap", "use_request_time", "request_vector"),
 )
-OF_RANKERS = ("head.labels", "head.reads", "head.num_cross_layers", "fusion", "recent", "features")
+OF_RANKERS = (
+    *("head.labels", "head.reads", "head.num_cross_layers", "recent", "features"),
+    *(f"fusion.{name}" for name in ("kind", "content", "content_width", "learnable_token", "dcat", "fixed_length")),
+)
 """Settings that decide what parameters mean. They are compared if both models have them."""
 ALLOWED = "parameters mean the same only in a model with the settings of the run that they come from"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -43,6 +45,15 @@ def test_a_fixed_length_hides_what_does_not_fit() -> None:
     hidden = dict(zip(layout.lengths.tolist(), layout.first_visible.tolist(), strict=True))
     assert hidden == {7: 2, 5: 0, 2: 0}, "6 slots hold 5 tokens and the candidate"
     assert not layout_of([7, 5], [1, 1]).first_visible.any()
+
+
+def test_a_layout_moves_with_all_its_tensors() -> None:
+    layout = layout_of([7, 5, 2], [1, 3, 1], fixed_length=6)
+    moved = layout.to(torch.device("meta"))
+    assert moved.groups == layout.groups
+    for field in dataclasses.fields(layout):
+        value = getattr(moved, field.name)
+        assert not isinstance(value, torch.Tensor) or value.is_meta, field.name
 
 
 def test_there_may_be_no_candidates_and_no_rows() -> None:

@@ -22,6 +22,7 @@ MODULES = {
     "sequences": ("sequence_store", "sequence_store"),
     "loader": ("loader.run", "loader.run"),
     "overload": ("overload", "overload"),
+    "dcat": ("dcat.run", "dcat.report"),
     "quality": ("quality.run", "quality.report"),
 }
 """Of each bench, the modules that measure and that report."""
@@ -50,7 +51,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     return replace
 
 
-@pytest.mark.parametrize("name", ["skeleton", "features", "sequences", "loader", "overload"])
+@pytest.mark.parametrize("name", ["skeleton", "features", "sequences", "loader", "overload", "dcat"])
 def test_a_table_or_json_and_a_file(
     tackboard: Program, stand_in: Callable[..., list[Any]], tmp_path: Path, name: str
 ) -> None:
@@ -72,6 +73,9 @@ def test_options_of_one_bench(tackboard: Program, stand_in: Callable[..., list[A
     asked = stand_in("loader")
     assert tackboard("bench", "loader", "--data", "datasets/logs", "--repeats", "5").code == 0
     assert asked[0][1] == {"data": Path("datasets/logs"), "repeats": 5, "quick": False}
+    asked = stand_in("dcat")
+    assert tackboard("bench", "dcat", "--device", "cpu", "--rounds", "2").code == 0
+    assert asked[0][1] == {"device": "cpu", "quick": False, "rounds": 2}
     asked = stand_in("skeleton")
     assert tackboard("bench", "skeleton", "--out", tmp_path / "kept").code == 0
     assert asked[0][0] == tmp_path / "kept"

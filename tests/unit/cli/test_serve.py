@@ -168,6 +168,7 @@ def test_features_are_logged_where_it_is_told_to(
         (["--max-candidates", "0"], "max_candidates = 0"),
         (["--max-connections", "0"], "max_connections = 0"),
         (["--max-connections-per-address", "0"], "max_connections_per_address = 0"),
+        (["--context-cache-mib", "-1"], "context_cache_mib = -1"),
         (["--drain-timeout-s", "-1"], "drain_timeout_s = -1"),
         (["--threads", "0"], "threads = 0"),
         (["--log-sample", "1.5"], "sample = 1.5"),

@@ -414,8 +414,8 @@ def test_a_name_that_a_file_does_not_have(tmp_path: Path) -> None:
 
 
 def test_what_a_model_reads_is_compared_without_the_length_of_its_history() -> None:
-    def reading(length: int, newest: int, action: str = "click") -> FeatureSet:
-        history = events.newest(length)
+    def reading(length: int, newest: int, action: str = "click", stride: int = 1) -> FeatureSet:
+        history = events.newest(length) if stride == 1 else events.anchored(length, stride)
         return FeatureSet(
             "home",
             history=sequence(
@@ -429,4 +429,6 @@ def test_what_a_model_reads_is_compared_without_the_length_of_its_history() -> N
     assert reading(3, 5).hash != reading(9, 5).hash
     renamed = reading(9, 5, "save").read_hashes(9)
     assert [name for name in one if one[name] != renamed[name]] == ["history.action"]
+    assert reading(5, 5, stride=2).read_hashes(5) == reading(5, 5).read_hashes(5), "nor do anchors change a column"
+    assert reading(5, 5, stride=2).hash != reading(5, 5).hash
     assert one["last"] != reading(3, 3).read_hashes(3)["last"], "only a history may have another length"

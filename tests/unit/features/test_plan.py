@@ -181,6 +181,9 @@ def test_an_operator_that_is_nearly_right_is_suggested() -> None:
         (events.between(milliseconds(5), milliseconds(5)).count(), "oldest_ms = 5 is not above newest_ms = 5"),
         (events.newest(0).count(), "count = 0"),
         (events.newest(10**7).count(), "count = 10000000"),
+        (events.anchored(0, 1).count(), "count = 0"),
+        (events.anchored(8, 9).count(), "stride = 9"),
+        (events.anchored(8, True).count(), "stride = True"),
         (events.top(events.item, 0), "count = 0"),
         (events.top(events.item, "3"), "count = '3'"),
         (events.dwell_ms + item.stock, "it mixes a column of the events with a value of the request"),
@@ -370,6 +373,7 @@ def test_what_a_plan_needs() -> None:
     assert compile_features({"a": events.within(milliseconds(5)).count()}).needs_event_times
     assert compile_features({"a": request.time.hour()}).needs_request_time
     assert compile_features({"a": events.newest(3).count(), "b": events.newest(9).count()}).newest_events == 9
+    assert compile_features({"a": events.newest(3).count(), "b": events.anchored(9, 2).count()}).newest_events == 9
     assert compile_features({"a": events.newest(3).count(), "b": events.count()}).newest_events is None
 
 

@@ -36,6 +36,7 @@ from tackboard.features.standard import (
     check_finite,
     check_readable,
     features_for_model,
+    history_stride,
     only_carries_items,
     request_features,
     standard_features,
@@ -267,6 +268,22 @@ def test_since_last_is_read_only_where_it_is_asked_for() -> None:
     assert without.feature_hashes()["history"] == features.feature_hashes()["history"]
     again = FeatureSet.from_json(features.to_json())
     assert again.feature_hashes()["since_last"] == request_features().feature_hashes()["since_last"]
+
+
+def test_a_history_may_begin_at_an_anchor() -> None:
+    anchored = features_for_model(["history.item", "history.gap"], VOCABULARY, 8, of_requests=True, anchor_stride=3)
+    assert history_stride(anchored) == 3
+    newest = features_for_model(["history.item", "history.gap"], VOCABULARY, 8, of_requests=True)
+    assert history_stride(newest) == 1
+    assert anchored.read_hashes(8) == newest.read_hashes(8), "a pretrained model may be fine-tuned with anchors"
+    for features, stride in ((anchored, 1), (anchored, 4), (newest, 3)):
+        with pytest.raises(ConfigError, match="is not the user's newest 8 events") as caught:
+            check_readable(features, 8, anchor_stride=stride)
+        call = "newest(model.max_history)"
+        call = call if stride == 1 else "anchored(model.max_history, model.fusion.anchor_stride)"
+        assert f"events.{call}" in caught.value.allowed
+    own = FeatureSet("own", history=sequence(item=events.anchored(8, 3).collect(events.item)))
+    assert history_stride(features_for_model(["history.item"], VOCABULARY, 8, own, anchor_stride=3)) == 3
 
 
 newest_8 = events.newest(8)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tackboard.core import keyed_random
 from tackboard.features.views import (
     INT64_MAX,
     INT64_MIN,
@@ -76,6 +77,13 @@ def rows_of(view: View) -> list[list[int]]:
     return rows
 
 
+def from_anchor(log: Log, row: list[int], count: int, stride: int) -> list[int]:
+    if len(row) < count:
+        return row
+    draws = [keyed_random.bits(43, log.times[event]).item() for event in row[-count:][:stride]]
+    return row[-count:][draws.index(min(draws)) :]
+
+
 @given(logs())
 def test_a_request_sees_what_was_received_strictly_before_it(log: Log) -> None:
     assert rows_of(log.visible()) == log.seen
@@ -85,7 +93,9 @@ def test_a_request_sees_what_was_received_strictly_before_it(log: Log) -> None:
 def test_choices_follow_each_other_in_any_order(log: Log, data: st.DataObject) -> None:
     view, rows, requests = log.visible(), log.seen, list(range(len(log.seen)))
     for _ in range(data.draw(st.integers(1, 4))):
-        choice = data.draw(st.sampled_from(["keep", "newest", "from", "before", "until", "group", "spread"]))
+        choice = data.draw(
+            st.sampled_from(["keep", "newest", "anchored", "from", "before", "until", "group", "spread"])
+        )
         if choice == "keep":
             kept = np.array(
                 data.draw(st.lists(st.booleans(), min_size=len(log.times), max_size=len(log.times))), dtype=bool
@@ -94,6 +104,10 @@ def test_choices_follow_each_other_in_any_order(log: Log, data: st.DataObject) -
         elif choice == "newest":
             count = data.draw(st.integers(1, 4))
             view, rows = view.newest(count), [row[-count:] for row in rows]
+        elif choice == "anchored":
+            count = data.draw(st.integers(1, 4))
+            stride = data.draw(st.integers(1, count))
+            view, rows = view.anchored(log.times, count, stride), [from_anchor(log, row, count, stride) for row in rows]
         elif choice in ("from", "before", "until"):
             moments = data.draw(st.lists(TIMES, min_size=len(rows), max_size=len(rows)))
             limits = np.array(moments, dtype=np.int64)
@@ -217,3 +231,23 @@ def test_a_long_history_with_late_events_is_not_listed_whole() -> None:
     assert view.index is not None and len(view.index) < 100_000 + 100 * 64
     expected = [times[received < moment][-8:].tolist() for moment in requests]
     assert view.newest(8).events_of_rows().reshape(100, 8).tolist() == expected
+
+
+def test_an_anchor_stays_while_a_history_grows() -> None:
+    """The first event never goes back, and stays for (stride + 1) / 2 new events on average."""
+    num_events, count, stride = 4000, 50, 20
+    times = np.cumsum(1 + (keyed_random.uniform(3, np.arange(num_events)) * 10**6).astype(np.int64))
+    ends = np.arange(num_events + 1)
+    view = View(None, np.zeros_like(ends), ends, np.zeros_like(ends), np.array([0, num_events]))
+    anchored = view.anchored(times, count, stride)
+    assert (anchored.starts[:count] == 0).all() and (anchored.ends == ends).all()
+    lengths = anchored.lengths[count:]
+    assert set(lengths.tolist()) == set(range(count - stride + 1, count + 1))
+    moves = np.diff(anchored.starts)
+    assert (moves >= 0).all()
+    assert len(lengths) / (moves > 0).sum() == pytest.approx((stride + 1) / 2, rel=0.1)
+    # Events before the newest `count` say nothing, so a server that gets only these finds the same anchor.
+    row = ends[1000:1001]
+    alone = View(None, row - count, row, row * 0, np.array([0, num_events])).anchored(times, count, stride)
+    assert alone.starts[0] == anchored.starts[1000]
+    assert (view.anchored(times, count, 1).starts == view.newest(count).starts).all()

@@ -6,13 +6,17 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from tackboard.batch import RequestBatch
+from tackboard.batch.builder import make_request
 from tackboard.core.config import apply_overrides
 from tackboard.core.errors import ConfigError
 from tackboard.core.vocabulary import Vocabulary
+from tackboard.features.column import Column
+from tackboard.features.types import FLOAT, FeatureType
 from tackboard.models.backbone import BackboneConfig
 from tackboard.models.fusion import FusionConfig
 from tackboard.models.pinfm import PinFMConfig
@@ -101,6 +105,13 @@ def test_dcat_equals_appended_candidates(batch: RequestBatch, variant: str, back
     for name, found in outcomes[0][2].items():
         expected = outcomes[1][2][name]
         assert (found - expected).abs().max() <= 2e-4 * expected.abs().max() + 1e-6, name
+
+
+def test_what_was_prepared_moves_with_the_batch(batch: RequestBatch) -> None:
+    model = make(base(), "early", "cold_start.random_id_share=0.5", "extra_loss.next_token=0.5")
+    layouts = model.prepare(batch).to(torch.device("meta")).targets.layouts
+    assert layouts.rows.cells.is_meta
+    assert layouts.crossing.cells.is_meta and layouts.crossing.first_visible.is_meta
 
 
 def test_the_next_token_loss_is_the_same_beside_candidates(batch: RequestBatch) -> None:
@@ -241,6 +252,12 @@ def test_utilities_weigh_probabilities(batch: RequestBatch) -> None:
         ({"fusion": {"kind": "middle"}}, "late-last"),
         ({"fusion": {"kind": "late-last", "learnable_token": True}}, "model.fusion.learnable_token"),
         ({"fusion": {"kind": "early", "content": "content"}}, "model.fusion.content_width"),
+        ({"fusion": {"kind": "late-last", "anchor_stride": 2}}, "model.fusion.anchor_stride"),
+        ({"fusion": {"kind": "early", "anchor_stride": 0}}, "model.fusion.anchor_stride"),
+        (
+            {"fusion": {"kind": "early", "anchor_stride": 9}, "max_history": 8, "num_positions": 11},
+            "at most model.max_history = 8",
+        ),
         ({"fusion": EARLY}, "max_history is 10; early fusion needs 2 of the 11 positions"),
     ],
 )
@@ -248,3 +265,55 @@ def test_impossible_settings_are_refused(changes: dict[str, Any], message: str) 
     with pytest.raises(ConfigError, match=message):
         parts = {name: FusionConfig(**value) if isinstance(value, dict) else value for name, value in changes.items()}
         dataclasses.replace(RankerConfig.on(base(), HeadConfig(labels=("click",))), **parts)
+
+
+NUM_EVENTS = 8
+
+
+def one_request(make_history: Callable[..., Column], number: int, late: int = NUM_EVENTS) -> RequestBatch:
+    """A request after `number` of a user's events, a day later for each; from event `late` on, the events differ."""
+    events = np.arange(number)
+    items = np.where(events < late, (7 * events) % 11, 20 + events)
+    times = np.cumsum(1000 * (1 + events**3)) + np.where(events < late, 0, 500_000)
+    history = make_history([number], items, events % 4 + 1, events % 3 + 1, times)
+    since = Column.of(FLOAT, [86_400.0 * number])
+    content = Column.of(FeatureType("vector", width=3), np.random.default_rng(0).normal(size=(5, 3)).tolist())
+    return make_request(
+        history=history,
+        candidates=np.arange(5),
+        hashing=base().tables,
+        request={"since_last": since},
+        features={"content": content},
+    )
+
+
+@pytest.mark.parametrize("variant", ["early", "learnable token", "content and token", "early, recent events"])
+@pytest.mark.parametrize("backbone", BACKBONES)
+@pytest.mark.parametrize("request_time", [False, True])
+def test_a_kept_context_scores_as_a_new_one(
+    make_history: Callable[..., Column], variant: str, backbone: str, request_time: bool
+) -> None:
+    """A user's history grows, and each request uses what the request before it has kept."""
+    model = make(base(backbone=BACKBONES[backbone], request_time=request_time), variant, "fusion.fixed_length=6").eval()
+    for parameter in model.pinfm.decoder.parameters():  # Fresh weights are so small that a wrong context would pass.
+        torch.nn.init.normal_(parameter, std=0.4)
+    with torch.inference_mode():
+        kept = None
+        for number in (1, 2, 3, 3, 7, NUM_EVENTS):
+            request = one_request(make_history, number)
+            scores, kept = model.scores_and_context(request, kept)
+            assert kept.num_tokens == number
+            torch.testing.assert_close(scores, model.scores(request), rtol=1e-4, atol=2e-5)
+        # Two events in the middle turn out to be others: the start token and the first 3 events can still be used.
+        late = one_request(make_history, NUM_EVENTS, late=3)
+        assert kept is not None
+        scores, _ = model.scores_and_context(late, kept.first(3))
+        torch.testing.assert_close(scores, model.scores(late), rtol=1e-4, atol=2e-5)
+        wrong, _ = model.scores_and_context(late, kept)
+        assert (wrong - scores).abs().max() > 1e-4, "a wrong context would be seen"
+
+
+@pytest.mark.parametrize(("variant", "override"), [("late-last", ""), ("none, recent events", ""), ("early", "false")])
+def test_only_early_fusion_with_dcat_keeps_contexts(variant: str, override: str) -> None:
+    assert make(base(), "early").can_keep_contexts
+    assert not make(base(), variant, *([f"fusion.dcat={override}"] if override else [])).can_keep_contexts

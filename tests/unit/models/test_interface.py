@@ -155,4 +155,4 @@ def test_a_model_pulls_in_batches_and_not_the_log_or_the_language() -> None:
     folders = {path.parent.name for path in files}
     assert not folders & {"events", "features", "data", "train", "checkpoint"}
     lines = {path: len(path.read_text().splitlines()) for path in files}
-    assert sum(lines.values()) < 4_800
+    assert sum(lines.values()) < 4_900

@@ -179,3 +179,61 @@ def test_connections_leave_descriptors_for_files(capsys: pytest.CaptureFixture[s
 def test_settings_are_checked(kind: Any, change: dict[str, Any]) -> None:
     with pytest.raises((ConfigError, UsageError), match=next(iter(change))):
         kind(**change)
+
+
+def test_contexts_of_users_are_kept(make_scorer: Callable[..., Any], request_body: Body) -> None:
+    """A user asks again with more events; the scores are those of a server that keeps nothing."""
+    scorer = make_scorer()
+    ready, bodies = threading.Event(), []
+    for items in ([3, 4], [3, 4, 5], [3, 4, 5], [9, 4, 5]):
+        body = request_body([8, 9, 10], items)
+        user = {"name": "user", "datatype": "INT64", "shape": [1], "data": [77]}
+        bodies.append({**body, "inputs": [*body["inputs"], user]})
+    answers: dict[int, list[Any]] = {}
+    for mib in (0, 1):
+        server = Server(scorer, ServeConfig(port=0, context_cache_mib=mib), lambda _url: ready.set())
+        server.parser_process.start = lambda: None  # type: ignore[method-assign]
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        assert ready.wait(10)
+        ready.clear()
+        port = int(server.url.rsplit(":", 1)[1])
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+
+        def call(method: str, path: str, body: Any = None, connection: Any = connection) -> bytes:
+            connection.request(method, path, body=None if body is None else json.dumps(body))
+            response = connection.getresponse()
+            assert response.status == 200
+            return bytes(response.read())
+
+        try:
+            answers[mib] = [
+                json.loads(call("POST", "/v2/models/small/infer", body))["outputs"][0]["data"] for body in bodies
+            ]
+            (stats,) = json.loads(call("GET", "/v2/models/stats"))["model_stats"]
+            metrics = call("GET", "/metrics").decode()
+        finally:
+            connection.close()
+            server.drain()
+            thread.join(10)
+        assert ("contexts" in stats) == bool(mib)
+        extended = f'tackboard_context_requests_total{{outcome="extended"}} {float(mib)}'
+        assert extended in metrics
+    for kept, computed in zip(answers[1], answers[0], strict=True):
+        assert kept == pytest.approx(computed, abs=1e-4)
+    figures = stats["contexts"]
+    assert {name: count for name, count in figures["requests"].items() if count} == {
+        "not_kept": 1,
+        "extended": 1,
+        "unchanged": 1,
+        "moved": 1,
+    }
+    assert (figures["share_extended"], figures["num_users"]) == (0.5, 1)
+    assert f"tackboard_context_cache_bytes {float(figures['bytes'])}" in metrics
+
+
+def test_a_model_without_contexts_cannot_keep_them(make_scorer: Callable[..., Any]) -> None:
+    with pytest.raises(UsageError, match="no contexts to keep"):
+        Server(make_scorer("late-last"), ServeConfig(port=0, context_cache_mib=1))
+    with pytest.raises(ConfigError, match="context_cache_mib"):
+        ServeConfig(context_cache_mib=-1)

@@ -13,6 +13,7 @@ import torch
 
 from tackboard.bundle.signature import KIND, read_bundle, write_signature
 from tackboard.checkpoint.store import find_checkpoint
+from tackboard.core.config import to_dict
 from tackboard.core.errors import CorruptFileError, DataError, UsageError
 from tackboard.core.manifest import MANIFEST, write_manifest
 from tackboard.core.rundir import RunDirectory
@@ -98,6 +99,23 @@ def test_what_only_training_reads_may_differ(ranker_config: Config, trained_run:
     settings = ("model.dropout=0.3", "model.loss.initial_temperature=0.2", "model.tables.init_std=0.5")
     config = ranker_config(*settings, "model.loss.mask_same_user=false", f"start.run={trained_run.path}")
     check_same_meaning(config, open_source(config), StartPoint.find(str(trained_run.path)), "pinfm.")
+
+
+def test_a_ranker_may_go_on_with_anchors(ranker_config: Config, trained_run: RunDirectory) -> None:
+    early = ("model.fusion.kind=early", "model.num_positions=10")
+    before, after = ranker_config(*early), ranker_config(*early, "model.fusion.anchor_stride=4")
+    source = open_source(before)
+    point = dataclasses.replace(
+        StartPoint.find(str(trained_run.path)),
+        settings=to_dict(before.model),
+        features=source.features,
+        vocabulary=source.vocabulary,
+        id_type=source.dataset.item_type,
+    )
+    check_same_meaning(after, open_source(after), point, "")
+    other = ranker_config("model.fusion.kind=early", "model.num_positions=11", "model.fusion.learnable_token=true")
+    with pytest.raises(UsageError, match="learnable_token is true"):
+        check_same_meaning(other, open_source(other), point, "")
 
 
 FEATURES = """

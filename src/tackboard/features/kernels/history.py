@@ -159,6 +159,27 @@ def newest(frame: Frame, view: View, *, count: int) -> View:
     return view.newest(count)
 
 
+def _anchored_rule(_types: tuple[FeatureType, ...], params: Params) -> FeatureType:
+    _check_count(params, 1_000_000, "events")
+    stride, count = params.get("stride"), params["count"]
+    if not isinstance(stride, int) or isinstance(stride, bool) or not 1 <= stride <= count:
+        raise TypeClash(f"stride = {stride!r} is out of range", allowed=f"give 1 to {count:,} events, as count")
+    return VIEW
+
+
+@_choosing(
+    "anchored",
+    "events.anchored(count, stride)",
+    _anchored_rule,
+    Example("events.anchored(4, 3).collect(events.item)", [[2, 1, 3]], AT),
+)
+def anchored(frame: Frame, view: View, *, count: int, stride: int) -> View:
+    """The last `count` events, without those before an anchor. The anchor is one of the oldest `stride` of these
+    events, drawn by a hash of their times, so the first event stays the same while some new events arrive. If there are
+    fewer than `count` events, these are all events."""
+    return view.anchored(frame.event_times, count, stride)
+
+
 def _matching_rule(types: tuple[FeatureType, ...], _params: Params) -> FeatureType:
     column, value = need(types, 1, ("int", "id", "string", "time")), types[2]
     if value.kind != column.kind and (column.kind, value.kind) != ("id", "int"):

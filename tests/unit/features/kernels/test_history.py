@@ -95,6 +95,7 @@ def test_choosing(data: st.DataObject, oldest: int, newest: int, count: int) -> 
     assert rows_of(history.events(frame)) == case.rows
     assert rows_of(history.where(frame, view, case.column)) == [[e for e in row if case.values[e]] for row in case.rows]
     assert rows_of(history.newest(frame, view, count=count)) == [row[-count:] for row in case.rows]
+    assert rows_of(history.anchored(frame, view, count=count, stride=1)) == [row[-count:] for row in case.rows]
     within = rows_of(history.within(frame, view, duration_ms=oldest))
     assert within == [[event for event, age in row if age < oldest] for row in aged]
     between = rows_of(history.between(frame, view, oldest_ms=oldest, newest_ms=newest))
