@@ -93,8 +93,8 @@ def _build(config: DemoConfig) -> tuple[Path, Path]:
     say("making the demo's dataset and a model of its size")
     commands, logs = build_commands(config), config.out / "logs"
     data = run_command("data", commands["data"], log=logs / "data.log")
-    train = (*commands["train"], "--set", "training.steps=5")
-    run = str(run_command("train", train, log=logs / "train.log").require("run"))
+    train = (*commands["pretrain"], "--set", "training.steps=5")
+    run = str(run_command("pretrain", train, log=logs / "pretrain.log").require("run"))
     bundle = run_command("export", build_commands(config, run)["export"], log=logs / "export.log").require("bundle")
     return Path(data.require("dataset")), Path(bundle)
 

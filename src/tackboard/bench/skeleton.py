@@ -42,7 +42,7 @@ def measure(out: Path, *, quick: bool = False) -> dict[str, Any]:
 
 def measurement(outcome: Outcome) -> dict[str, Any]:
     """Returns the numbers of one demo, with the machine, the versions and the date."""
-    data, train, evaluate = (outcome.stages[name] for name in ("data", "train", "evaluate"))
+    data, train, evaluate = (outcome.stages[name] for name in ("data", "pretrain", "evaluate"))
     cpu_ms = {exchange.wire: exchange.server_cpu_ms_per_request for exchange in outcome.exchanges}
     summary = outcome.summary()
     return {

@@ -17,7 +17,7 @@ def demo(
     ),
     json_output: bool = typer.Option(False, "--json", help="Print one JSON object as the last line."),
 ) -> None:
-    """Make a synthetic log, pretrain on it, evaluate, export, serve, score, and write report.html."""
+    """Make a synthetic log, pretrain on it, train rankers, evaluate, export, serve, score, and write report.html."""
     from tackboard.core.progress import say
     from tackboard.flow.demo import DemoConfig, run_demo
     from tackboard.flow.demo_report import verdict

@@ -1,9 +1,12 @@
 """Runs the demo, which goes from an empty folder to served scores with the same commands that a user types.
 
-The demo makes a dataset, a run, a bundle, logs and `report.html`, all in one folder. Every step is a `tackboard`
-command in a process of its own. This module only starts the commands, reads their JSON and sends requests to the server
-as any client would. Decided: the demo replaces only the files that a demo writes, and only in a folder that an earlier
-demo made. The demo fails if server and offline scores differ by more than 1e-5 of the largest absolute score.
+The demo makes a dataset, three runs (a PinFM, a ranker without it, a ranker on it), a bundle of the second ranker, logs
+and `report.html`, all in one folder. Every step is a `tackboard` command in a process of its own. This module only
+starts the commands, reads their JSON and sends requests to the server as any client would. Decided: the demo replaces
+only the files that a demo writes, and only in a folder that an earlier demo made. The demo fails if server and offline
+scores differ by more than 1e-5 of the largest absolute score. Pretraining and both rankers leave out the same fifth of
+the users, and only the requests of these users judge the rankers. So no figure of a ranker comes from an event that any
+training has seen.
 """
 
 import contextlib
@@ -31,6 +34,7 @@ from tackboard.flow.demo_client import (
     TOLERANCE,
     UnansweredError,
     UserRequest,
+    attributes_of_items,
     connect,
     draw_requests,
     is_ready,
@@ -51,6 +55,17 @@ MODEL = "demo"
 WIRES = ("binary", "JSON")
 NUM_WARM_UP = 5
 READY_WITHIN_S = 60.0
+HELD_OUT_USERS = 0.2
+"""Share of the users whose requests judge the rankers. Neither pretraining nor a ranker learns from them."""
+REQUESTS_PER_USER, OTHER_CANDIDATES = 4, 50
+"""Number of newest events per user that become requests, and number of other candidates of a request."""
+NUM_RECENT_EVENTS, RANKER_STEPS = 16, 70
+"""Size of the rankers' own sequence module, and their training steps: less than in the recipes, because the demo must
+be short. Training and serving read these events once per candidate."""
+TIMEOUT_MS = 10_000
+"""The server's own limit is 1 s. A demo on a busy machine shows a slow answer instead of failing."""
+FINETUNE = "finetune-late-last"
+"""The recipe of the ranker on PinFM. It was chosen on worlds of other seeds (docs/log.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +101,12 @@ def run_demo(config: DemoConfig, *, live: bool | None = None) -> Outcome:
         stages = _build(config, display)
         dataset = Path(stages["data"].require("dataset"))
         bundle = Path(stages["export"].require("bundle"))
-        requests = draw_requests(dataset, num_requests=config.num_users, num_candidates=config.num_candidates)
+        requests = draw_requests(
+            dataset,
+            num_requests=config.num_users,
+            num_candidates=config.num_candidates,
+            attributes=attributes_of_items(bundle),
+        )
         display.begin("serve")
         stages["serve"], exchanges, served = _serve(config, requests, display)
         every = [value for exchange in exchanges for value in exchange.latencies_ms]
@@ -150,35 +170,50 @@ def claim_folder(out: Path) -> Iterator[None]:
 
 
 def build_commands(config: DemoConfig, run: str = "RUN") -> dict[str, tuple[str, ...]]:
-    """Returns the commands up to `serve`. `run` is the trained run that `evaluate` and `export` read."""
+    """Returns the commands up to `serve`. `run` is the trained run that a command reads: the PinFM for `evaluate` and
+    `finetune`, a ranker for `ranker-eval`, `finetune-eval` and `export`."""
     out = config.out
+    dataset = out / "datasets" / MODEL
     small_world = ("--set", "num_users=300", "--set", "num_items=400") if config.quick else ()
     short_run = ("--set", "training.steps=20", "--set", "training.log_every=1") if config.quick else ()
+    train_options = ("--set", f"data.dataset={dataset}", "--runs", str(out / "runs"), "--json")
+    ranker_steps = short_run or ("--set", f"training.steps={RANKER_STEPS}")
+    num_events = 4 if config.quick else NUM_RECENT_EVENTS
+    small_ranker = ("--set", f"model.recent.num_events={num_events}", *ranker_steps)
+    # A user's id decides whether the user is held out, so these two settings hold out the same users.
+    pretrained_without = ("--set", f"data.validation_share={HELD_OUT_USERS}")
+    tested_on = ("--set", "data.validation_share=0", "--set", f"data.test_share={HELD_OUT_USERS}")
     return {
         "data": (
             *("data", "synth", "--world", "demo", *small_world),
             *("--out", str(out / "datasets"), "--name", MODEL, "--json"),
         ),
-        "train": (
-            *("train", "demo", "--set", f"data.dataset={out / 'datasets' / MODEL}"),
-            *short_run,
-            *("--runs", str(out / "runs"), "--json"),
-        ),
+        "pretrain": ("train", "demo", *pretrained_without, *short_run, *train_options),
         "evaluate": ("evaluate", run, "--json"),
+        "requests": (
+            *("data", "pseudo-requests", str(dataset), "--candidates", str(OTHER_CANDIDATES)),
+            *("--per-user", str(REQUESTS_PER_USER), "--also", "save", "--json"),
+        ),
+        "ranker": ("train", "finetune-none", *tested_on, *small_ranker, *train_options),
+        "ranker-eval": ("evaluate", run, "--json"),
+        "finetune": ("train", FINETUNE, "--from", run, *tested_on, *small_ranker, *train_options),
+        "finetune-eval": ("evaluate", run, "--json"),
         "export": ("export", run, "--out", str(out / "bundle"), "--name", MODEL, "--json"),
         "serve": (
             *("serve", str(out / "bundle"), "--port", "0", "--port-file", str(out / "port")),
+            *("--timeout-ms", str(TIMEOUT_MS)),
             *("--log-features", str(out / "served"), "--log-key", str(out / "log.key")),
         ),
     }
 
 
 class TrainingWatch:
-    """Follows the metrics.jsonl of a run and shows its newest step. The folder `runs` holds at most one run."""
+    """Follows the metrics.jsonl of the next run in the folder `runs` and shows the run's newest step."""
 
     def __init__(self, runs: Path, display: Display) -> None:
         self.runs = runs
         self.display = display
+        self._earlier = set(runs.glob("*"))
         self._run: Path | None = None
         self._offset = 0
         self._num_steps: int | None = None
@@ -186,9 +221,8 @@ class TrainingWatch:
     def __call__(self) -> None:
         """Reads the lines that were added since the last call. An incomplete line is read at the next call."""
         if self._run is None:
-            self._run = next(
-                (path.parent for path in self.runs.glob("*/metrics.jsonl") if path.parent.name != "latest"), None
-            )
+            found = (path.parent for path in self.runs.glob("*/metrics.jsonl") if path.parent.name != "latest")
+            self._run = next((run for run in found if run not in self._earlier), None)
             if self._run is None:
                 return
             with contextlib.suppress(CorruptFileError, KeyError, TypeError):
@@ -208,28 +242,48 @@ class TrainingWatch:
 
 
 def _build(config: DemoConfig, display: Display) -> dict[str, Finished]:
-    """Runs the stages data, train, evaluate and export."""
+    """Runs all stages from `data` to `export`."""
     stages: dict[str, Finished] = {}
 
-    def run(name: str, trained: str = "", watch: TrainingWatch | None = None) -> Finished:
+    def run(name: str, trained: str = "") -> Finished:
         display.begin(name)
         command = build_commands(config, trained)[name]
+        watch = TrainingWatch(config.out / "runs", display) if command[0] == "train" else None
         stages[name] = run_command(name, command, log=config.out / "logs" / f"{name}.log", watch=watch)
         return stages[name]
+
+    def train(name: str, pretrained: str = "") -> str:
+        trained = run(name, pretrained)
+        display.end(
+            f"{trained.require('step'):,} steps, loss {trained.require('final_loss'):.3f}, {trained.require('run')}"
+        )
+        return str(trained.require("run"))
 
     data = run("data")
     # The command prints the counts inside `statistics`, but the report and the bench read them from the top level.
     stages["data"] = data = replace(data, answer={**data.answer.get("statistics", {}), **data.answer})
     counts = {name: f"{data.require(f'num_{name}'):,} {name}" for name in ("events", "users", "items")}
     display.end(f"{counts['events']} of {counts['users']} on {counts['items']}")
-    train = run("train", watch=TrainingWatch(config.out / "runs", display))
-    trained = str(train.require("run"))
-    display.end(f"{train.require('step'):,} steps, loss {train.require('final_loss'):.3f}, {trained}")
-    rates = {row["name"]: row["hr@10"] for row in run("evaluate", trained).require("rows")}
+    pretrained = train("pretrain")
+    rates = {row["name"]: row["hr@10"] for row in run("evaluate", pretrained).require("rows")}
     display.end(f"HR@10 {rates['model']:.3f}, the oracle's is {rates['oracle']:.3f}")
-    export = run("export", trained)
+    made = run("requests").require("counts")
+    display.end(f"{made['requests']:,} requests with {made['candidates']:,} labelled candidates")
+    plain = train("ranker")
+    display.end(_hits(run("ranker-eval", plain)))
+    ranker = train("finetune", pretrained)
+    display.end(_hits(run("finetune-eval", ranker)))
+    export = run("export", ranker)
     display.end(f"{export.require('bytes') / 1e6:.1f} MB in {export.require('bundle')}")
     return stages
+
+
+def _hits(evaluated: Finished) -> str:
+    """Says how a ranker does, and how the items' mean labels do, for the first label."""
+    rows = evaluated.require("rows")
+    label = rows[0]["label"]
+    hits = {row["name"]: row["hit@3"] for row in rows if row["label"] == label}
+    return f"HIT@3 {hits['model']:.3f} ({label}), the item means' is {hits['item mean']:.3f}"
 
 
 def _serve(

@@ -1,15 +1,16 @@
 """Sends real requests to a running server, with the unmodified public `tritonclient`.
 
 The requests come from a dataset: events of some of its users become histories, and items of its catalogue become
-candidates. This module returns scores and latencies, and compares scores with those of `tackboard score --offline`. The
-draw of users and candidates has a fixed seed, so two runs over one dataset send the same requests.
+candidates, with the attributes that the served model reads. This module returns scores and latencies, and compares
+scores with those of `tackboard score --offline`. The draw of users and candidates has a fixed seed, so two runs over
+one dataset send the same requests.
 """
 
 import importlib.util
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from numpy.typing import NDArray
 
 from tackboard.core.errors import TackboardError, UsageError
 from tackboard.core.keyed_random import permutation
-from tackboard.scoring.request import HISTORY_FIELDS
+from tackboard.features.feature_set import read_features
+from tackboard.scoring.request import HISTORY_FIELDS, PREFIXES
 
 DRAW_SEED = 20_240_917
 TOLERANCE = 1e-5
+DTYPES: dict[str, type] = {"INT64": np.int64, "FP32": np.float32, "FP64": np.float64}
 
 
 class UnansweredError(TackboardError):
@@ -40,6 +43,9 @@ class UserRequest:
     history: dict[str, list[Any]]
     """The lists item, action, surface and time_ms, all of the same length."""
     candidates: list[Any]
+    attributes: dict[str, list[Any]] = field(default_factory=dict)
+    """Attributes of the candidates by their names in a request, for example candidate_content: a value per candidate.
+    No value is missing."""
 
     def document(self) -> dict[str, Any]:
         """The request in the format of the files that `tackboard score` reads."""
@@ -50,6 +56,7 @@ class UserRequest:
             "request_time_ms": self.request_time_ms,
             "history": events,
             "candidates": self.candidates,
+            **({"attributes": self.attributes} if self.attributes else {}),
         }
 
 
@@ -61,8 +68,19 @@ class ServerAnswers:
     latencies_ms: list[float]
 
 
-def draw_requests(dataset: Path, *, num_requests: int, num_candidates: int) -> list[UserRequest]:
+def attributes_of_items(bundle: Path) -> tuple[str, ...]:
+    """Returns the columns of the items' attributes that the model of a bundle reads."""
+    features = read_features(bundle)
+    sources = [] if features is None else [node.params for _, node in features.plan.sources()]
+    return tuple(sorted({str(one["column"]) for one in sources if one["entity"] == "item" and one["column"] != "id"}))
+
+
+def draw_requests(
+    dataset: Path, *, num_requests: int, num_candidates: int, attributes: Sequence[str] = ()
+) -> list[UserRequest]:
     """Draws `num_requests` users, or takes all users if there are fewer, and makes one request for each user.
+
+    `attributes` names the columns of items.parquet that a request holds for each candidate.
 
     The request time is 1 ms after the user's last event. A history holds the events that had been received before the
     request, so late events are left out. The candidates of a request are distinct, unless the catalogue is smaller than
@@ -72,7 +90,7 @@ def draw_requests(dataset: Path, *, num_requests: int, num_candidates: int) -> l
 
     columns = ["user_id", "user", "received_ms", *HISTORY_FIELDS]
     events = parquet.read_table(dataset / "events.parquet", columns=columns)
-    catalogue = parquet.read_table(dataset / "items.parquet", columns=["item"])["item"]
+    items = parquet.read_table(dataset / "items.parquet", columns=["item", *attributes])
     user_ids = events["user_id"].to_numpy()
     # Events are sorted by user, so the events of a user are one slice.
     starts = np.concatenate([[0], np.flatnonzero(np.diff(user_ids)) + 1])
@@ -82,13 +100,14 @@ def draw_requests(dataset: Path, *, num_requests: int, num_candidates: int) -> l
         own = events.slice(int(starts[user]), int(ends[user] - starts[user]))
         now_ms = own["time_ms"][len(own) - 1].as_py() + 1
         known = own.filter(own["received_ms"].to_numpy() < now_ms)
-        chosen = np.resize(permutation(len(catalogue), DRAW_SEED, int(user)), num_candidates)
+        chosen = items.take(np.resize(permutation(len(items), DRAW_SEED, int(user)), num_candidates))
         requests.append(
             UserRequest(
                 user=own["user"][0].as_py(),
                 request_time_ms=now_ms,
                 history={name: known[name].to_pylist() for name in HISTORY_FIELDS},
-                candidates=catalogue.take(chosen).to_pylist(),
+                candidates=chosen["item"].to_pylist(),
+                attributes={PREFIXES["item"] + name: chosen[name].to_pylist() for name in attributes},
             )
         )
     return requests
@@ -196,8 +215,8 @@ def _inputs(request: UserRequest, datatypes: dict[str, str], *, binary: bool) ->
     # User ids may be strings even if item ids are numbers, so the type of the user id itself decides.
     datatypes = datatypes | {"user": "INT64" if isinstance(request.user, int) else "BYTES"}
     inputs = []
-    for name, values in columns.items():
-        array = np.array(values, dtype=np.int64 if datatypes[name] == "INT64" else np.object_)
+    for name, values in (columns | request.attributes).items():
+        array: NDArray[Any] = np.array(values, dtype=DTYPES.get(datatypes[name], np.object_))
         tensor = InferInput(name, list(array.shape), datatypes[name])
         tensor.set_data_from_numpy(array, binary_data=binary)
         inputs.append(tensor)

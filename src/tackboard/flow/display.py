@@ -74,4 +74,4 @@ class Display:
             say(line)
 
     def _label(self) -> str:
-        return f"[{self.index}/{self.num_stages}] {self._name:<9}"
+        return f"[{self.index:>{len(str(self.num_stages))}}/{self.num_stages}] {self._name:<13}"

@@ -14,7 +14,12 @@ TARGET_GAP_CLOSED = 0.40
 """The model should close this share of the gap in HR@10 between the better baseline and the oracle. This target was set
 before the first comparison."""
 
-STAGE_NAMES = ("data", "train", "evaluate", "export", "serve", "compare", "replay", "report")
+STAGE_NAMES = (
+    *("data", "pretrain", "evaluate", "requests", "ranker", "ranker-eval", "finetune", "finetune-eval"),
+    *("export", "serve", "compare", "replay", "report"),
+)
+BASELINE, RANKER, FINETUNED = "item mean", "ranker without PinFM", "ranker on PinFM"
+"""The three ways to rank the candidates of a request, in the order of the steps: each step should add something."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +39,7 @@ class Outcome:
     out: Path
     quick: bool
     stages: dict[str, Finished]
-    """Stages by name: data, train, evaluate, export, serve, compare and replay."""
+    """All stages of STAGE_NAMES except `report`, by name."""
     exchanges: list[Exchange]
     num_candidates: int
     num_compared: int
@@ -65,6 +70,22 @@ class Outcome:
         return self.gap_closed >= TARGET_GAP_CLOSED
 
     @property
+    def lift(self) -> dict[str, dict[str, dict[str, float]]]:
+        """The metrics on requests of held-out users: label → way of ranking (BASELINE, RANKER, FINETUNED) → metrics."""
+        steps = {
+            BASELINE: ("ranker-eval", "item mean"),
+            RANKER: ("ranker-eval", "model"),
+            FINETUNED: ("finetune-eval", "model"),
+        }
+        found: dict[str, dict[str, dict[str, float]]] = {}
+        for step, (stage, name) in steps.items():
+            for row in self.stages[stage].require("rows"):
+                if row["name"] == name:
+                    metrics = {key: value for key, value in row.items() if key not in ("name", "label")}
+                    found.setdefault(str(row["label"]), {})[step] = metrics
+        return found
+
+    @property
     def latencies_ms(self) -> list[float]:
         """Latencies of all requests in both wire formats."""
         return [value for exchange in self.exchanges for value in exchange.latencies_ms]
@@ -76,6 +97,7 @@ class Outcome:
             "gap_closed": None if math.isnan(self.gap_closed) else self.gap_closed,
             "target": TARGET_GAP_CLOSED,
             "target_met": self.target_met,
+            "lift": self.lift,
             "requests": len(self.latencies_ms),
             "candidates_per_request": self.num_candidates,
             "latency_ms": {f"p{percent}": round(percentile(self.latencies_ms, percent), 3) for percent in (50, 99)},

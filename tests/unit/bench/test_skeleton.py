@@ -25,8 +25,10 @@ def outcome(tmp_path: Path) -> Outcome:
     row = {"hr@10": 0.5}
     answers: dict[str, dict[str, Any]] = {
         "data": {"num_events": 100_000},
-        "train": {"run": str(tmp_path), "tokens_per_s": 50_000.0},
+        "pretrain": {"run": str(tmp_path), "tokens_per_s": 50_000.0},
         "evaluate": {"users_per_s": 800.0, "gap_closed": 0.6, "rows": [{"name": "model", **row}]},
+        "ranker-eval": {"rows": [{"name": name, "label": "next", "hit@3": 0.1} for name in ("item mean", "model")]},
+        "finetune-eval": {"rows": [{"name": "model", "label": "next", "hit@3": 0.2}]},
         "replay": {"num_compared": 2, "num_values": 6, "num_mismatches": 0, "num_late": 0},
     }
     stages = {

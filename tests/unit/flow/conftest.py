@@ -23,6 +23,21 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
+def ranker_rows(hit: float) -> list[dict[str, Any]]:
+    """What `tackboard evaluate` says of a ranker with this HIT@3 of the label next."""
+
+    def row(name: str, label: str, value: float) -> dict[str, Any]:
+        more = {"auc_within_users": 0.7, "log_loss": 0.1, "ne": 0.9, "calibration": 1.0}
+        return {"name": name, "label": label, "auc": 0.75, **more, "hit@3": value}
+
+    return [
+        row("item mean", "next", 0.08),
+        row("model", "next", hit),
+        row("item mean", "save", 0.07),
+        row("model", "save", 0.2),
+    ]
+
+
 @pytest.fixture
 def fake_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the pipeline start `fake_tackboard.py` wherever it would start `tackboard`."""
@@ -59,15 +74,27 @@ def demo_outcome(tmp_path: Path) -> Outcome:
             "num_users": 5000,
             "num_items": 8000,
         },
-        "train": {
+        "pretrain": {
             "run": str(run),
             "step": 400,
             "checkpoint": "c",
             "tokens_per_s": 51_234.5,
             "final_loss": 2.6,
-            "trimming": {"read": ["item", "action"], "skipped": ["surface"], "bytes": 6_400, "bytes_saved": 3_200},
         },
         "evaluate": {"rows": ROWS, "num_users": 5000, "gap_closed": 0.5, "filter_seen": False, "users_per_s": 900.0},
+        "requests": {
+            "counts": {"requests": 19_876, "candidates": 1_000_000},
+            "rules": {"candidates": 50, "per_user": 4},
+        },
+        "ranker": {"run": str(run)},
+        "ranker-eval": {"rows": ranker_rows(0.22), "num_users": 998, "num_candidates": 198_765},
+        "finetune": {
+            "run": str(run),
+            "step": 150,
+            "checkpoint": "c",
+            "trimming": {"read": ["item", "action"], "skipped": ["surface"], "bytes": 6_400, "bytes_saved": 3_200},
+        },
+        "finetune-eval": {"rows": ranker_rows(0.31), "num_users": 998, "num_candidates": 198_765},
         "export": {"bundle": str(bundle), "bytes": 1_234_567},
         "serve": {},
         "compare": {"scores": [1.0]},

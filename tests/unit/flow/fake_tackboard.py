@@ -23,7 +23,10 @@ def score_of(history: list[int], item: int) -> float:
     return (item * 37 % 101) / 101 - 0.5 + len(history) / 1000
 
 
-def synth() -> dict:
+def data() -> dict:
+    if sys.argv[2] == "pseudo-requests":
+        assert (Path(sys.argv[3]) / "events.parquet").exists()
+        return {"counts": {"requests": 30, "candidates": 300}, "rules": {"per_user": 1, "candidates": 9}}
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
@@ -39,7 +42,10 @@ def synth() -> dict:
 
 
 def train() -> dict:
-    run = Path(option("--runs")) / "one"
+    recipe = sys.argv[2]
+    run = Path(option("--runs")) / recipe
+    if recipe.startswith("finetune-") and recipe != "finetune-none":
+        assert Path(option("--from")).name == "demo", "a ranker starts from the PinFM"
     run.mkdir(parents=True)
     (run / "config.json").write_text(json.dumps({"training": {"steps": 20}}))
     with (run / "metrics.jsonl").open("w") as file:
@@ -51,6 +57,16 @@ def train() -> dict:
 
 
 def evaluate() -> dict:
+    recipe = Path(sys.argv[2]).name
+    if recipe.startswith("finetune-"):
+        more = {"auc": 0.7, "auc_within_users": 0.7, "ne": 0.9}
+        hits = {"item mean": 0.1, "model": 0.2 if recipe == "finetune-none" else 0.3}
+        ranked = [
+            {"name": name, "label": label, "hit@3": hit, **more}
+            for label in ("next", "save")
+            for name, hit in hits.items()
+        ]
+        return {"rows": ranked, "num_users": 6, "num_candidates": 60}
     heights = {"popularity": 0.1, "item-to-item": 0.2, "model": 0.3, "oracle": 0.4}
     closed = float(os.environ.get("FAKE_GAP", "0.5"))
     keys = ("hr@1", "hr@10", "ndcg@10")
@@ -59,6 +75,7 @@ def evaluate() -> dict:
 
 
 def export() -> dict:
+    assert Path(sys.argv[2]).name.startswith("finetune-late"), "the ranker on PinFM is served"
     bundle = Path(option("--out"))
     bundle.mkdir(parents=True)
     from tackboard.core.manifest import write_manifest
@@ -154,7 +171,7 @@ def main() -> None:
     if stage == os.environ.get("FAKE_HANG"):
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
         time.sleep(60)
-    commands = {"data": synth, "train": train, "evaluate": evaluate, "export": export, "score": score, "serve": serve}
+    commands = {"data": data, "train": train, "evaluate": evaluate, "export": export, "score": score, "serve": serve}
     answer = (commands | {"features": features})[stage]()
     if answer is not None:
         print(json.dumps(answer), flush=True)

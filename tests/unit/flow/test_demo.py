@@ -1,6 +1,7 @@
 """The pipeline, with commands that answer at once: order, files, failures, and that it leaves nothing behind."""
 
 import fcntl
+import itertools
 import json
 import os
 import signal
@@ -9,12 +10,19 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from tackboard.core.config import apply_overrides
 from tackboard.core.errors import UsageError
+from tackboard.data.config import PartOfUsers
+from tackboard.data.request_loader import RequestConfig
 from tackboard.flow.command import StageError
 from tackboard.flow.demo import OWN_NAMES, DemoConfig, TrainingWatch, build_commands, claim_folder, run_demo
 from tackboard.flow.display import Display
+from tackboard.flow.outcome import STAGE_NAMES
+from tackboard.recipes.registry import find_recipe
 
 pytestmark = pytest.mark.usefixtures("fake_commands")
 
@@ -27,15 +35,17 @@ def config(out: Path, **changes: int) -> DemoConfig:
 def test_every_stage_runs_and_leaves_its_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "demo"
     outcome = run_demo(config(out), live=False)
-    assert list(outcome.stages) == ["data", "train", "evaluate", "export", "serve", "compare", "replay"]
+    assert (*outcome.stages, "report") == STAGE_NAMES
+    assert [metrics["hit@3"] for metrics in outcome.lift["next"].values()] == [0.1, 0.2, 0.3]
     assert len(outcome.latencies_ms) == 16
     assert outcome.largest_difference <= 1e-5
     assert outcome.gap_closed == 0.5
     assert outcome.peak_rss_bytes > 10_000_000
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split()[1] for line in lines] == [*outcome.stages, "report"]
-    assert "16 requests of 20 candidates" in lines[4]
-    assert "32 served features computed again in batch, 0 differ" in lines[6]
+    assert [line.split("] ")[1].split()[0] for line in lines] == [*outcome.stages, "report"]
+    assert "HIT@3 0.300 (next), the item means' is 0.100" in lines[7]
+    assert "16 requests of 20 candidates" in lines[9]
+    assert "32 served features computed again in batch, 0 differ" in lines[11]
     logs = sorted(path.name for path in (out / "logs").iterdir())
     assert logs == [
         "compare-1.log",
@@ -43,9 +53,14 @@ def test_every_stage_runs_and_leaves_its_trace(tmp_path: Path, capsys: pytest.Ca
         "data.log",
         "evaluate.log",
         "export.log",
+        "finetune-eval.log",
+        "finetune.log",
+        "pretrain.log",
+        "ranker-eval.log",
+        "ranker.log",
         "replay.log",
+        "requests.log",
         "serve.log",
-        "train.log",
     ]
     assert "Tackboard demo" in (out / "report.html").read_text()
     marker = json.loads((out / "demo.json").read_text())
@@ -143,6 +158,8 @@ def test_training_is_followed_line_by_line(tmp_path: Path) -> None:
             self.updates.append((done, total, note))
 
     display = Seen()
+    (tmp_path / "earlier").mkdir()
+    (tmp_path / "earlier" / "metrics.jsonl").write_text('{"step": 9, "loss": 9.0}\n')
     watch = TrainingWatch(tmp_path, display)
     watch()
     run = tmp_path / "one"
@@ -162,11 +179,26 @@ def test_training_is_followed_line_by_line(tmp_path: Path) -> None:
 def test_commands_name_only_the_demos_folder(tmp_path: Path) -> None:
     commands = build_commands(config(tmp_path / "x"))
     assert commands["data"][:2] == ("data", "synth")
-    assert f"data.dataset={tmp_path / 'x' / 'datasets' / 'demo'}" in commands["train"]
+    for name in ("pretrain", "ranker", "finetune"):
+        assert f"data.dataset={tmp_path / 'x' / 'datasets' / 'demo'}" in commands[name]
     serve = commands["serve"]
     for option, name in (("--port-file", "port"), ("--log-features", "served"), ("--log-key", "log.key")):
         assert serve[serve.index(option) + 1] == str(tmp_path / "x" / name)
         assert name in OWN_NAMES  # so a second demo takes it away
+
+
+def test_the_users_of_the_test_are_left_out_of_pretraining_and_of_both_rankers(tmp_path: Path) -> None:
+    def held_out(name: str) -> NDArray[np.bool_]:
+        command = build_commands(config(tmp_path))[name]
+        settings = [word for before, word in itertools.pairwise(command) if before == "--set"]
+        data = apply_overrides(find_recipe(command[1]), settings).data
+        shares = {"test_share": data.test_share} if isinstance(data, RequestConfig) else {}
+        return ~PartOfUsers("train", data.validation_share, **shares).of(np.arange(5000))
+
+    pretrained = held_out("pretrain")
+    assert 900 < pretrained.sum() < 1100
+    assert np.array_equal(held_out("ranker"), pretrained)
+    assert np.array_equal(held_out("finetune"), pretrained)
 
 
 @pytest.mark.parametrize("changes", [{"num_users": 0}, {"num_candidates": -1}, {"num_compared": 9}])

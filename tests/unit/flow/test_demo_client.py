@@ -10,8 +10,10 @@ import pyarrow.parquet as parquet
 import pytest
 
 from tackboard.core.errors import UsageError
+from tackboard.features.language import Events, FeatureSet, Float, Item
 from tackboard.flow import demo_client
 from tackboard.flow.demo_client import (
+    attributes_of_items,
     draw_requests,
     is_ready,
     largest_difference,
@@ -82,6 +84,44 @@ def test_a_request_becomes_a_document_of_events(dataset: Path) -> None:
     found = read_request(json.dumps(document))
     assert found.history == request.history
     assert (found.more["user"], found.more["request_ms"]) == (request.user, request.request_time_ms)
+
+
+@pytest.fixture
+def dataset_with_attributes(dataset: Path) -> Path:
+    """The same, and item k has the price k + 0.5 and the vector (k, -k)."""
+    items = {"item": [f"item-{index}" for index in range(40)], "price": [index + 0.5 for index in range(40)]}
+    vectors = [[float(index), -float(index)] for index in range(40)]
+    parquet.write_table(pa.table(items | {"content": vectors}), dataset / "items.parquet")
+    return dataset
+
+
+def test_candidates_bring_the_attributes_that_the_model_reads(dataset_with_attributes: Path) -> None:
+    (request,) = draw_requests(
+        dataset_with_attributes, num_requests=1, num_candidates=5, attributes=("content", "price")
+    )
+    numbers = [int(item.removeprefix("item-")) for item in request.candidates]
+    vectors = [[number, -number] for number in numbers]
+    assert request.attributes == {
+        "candidate_price": [number + 0.5 for number in numbers],
+        "candidate_content": vectors,
+    }
+    assert read_request(json.dumps(request.document())).more["attributes"] == request.attributes
+    datatypes = {f"history_{name}": "BYTES" for name in ("item", "action", "surface")}
+    datatypes |= {"history_time_ms": "INT64", "request_time_ms": "INT64", "candidate_item": "BYTES"}
+    datatypes |= {"candidate_price": "FP64", "candidate_content": "FP32"}
+    head, _, body = whole_request("demo", request, datatypes, timeout_us=1000).partition(b"\r\n\r\n")
+    headers = dict(line.split(": ") for line in head.decode().split("\r\n")[1:])
+    tensors = open_infer(body, headers["Inference-Header-Content-Length"].encode(), ProtocolLimits()).read()
+    assert tensors["candidate_content"].shape == (5, 2)
+    assert np.array(tensors["candidate_content"].values).reshape(5, 2).tolist() == vectors
+    assert list(tensors["candidate_price"].values) == request.attributes["candidate_price"]
+
+
+def test_a_bundle_says_which_attributes_of_items_its_model_reads(tmp_path: Path) -> None:
+    assert attributes_of_items(tmp_path) == (), "a bundle from before features"
+    features = FeatureSet("three", price=Item(price=Float()).price, num=Events().count(), same=Item().id == 7)
+    features.write(tmp_path)
+    assert attributes_of_items(tmp_path) == ("price",)
 
 
 def test_a_ranking_goes_back_into_the_order_of_its_candidates() -> None:

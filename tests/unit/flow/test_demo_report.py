@@ -20,7 +20,7 @@ def test_report_is_written_and_self_contained(demo_outcome: Outcome) -> None:
     html = path.read_text()
     assert re.findall(r"https?://", html) == []
     assert "<script" not in html
-    assert html.count("<svg") == 4
+    assert html.count("<svg") == 5
 
 
 def test_report_shows_what_was_measured(demo_outcome: Outcome) -> None:
@@ -47,6 +47,10 @@ def test_report_shows_what_was_measured(demo_outcome: Outcome) -> None:
         "17 requests were made before some earlier event had been received",
         "into memory: item, action (6.4 kB for all events)",
         "(surface) stayed on disk, which saved 3.2 kB",
+        "19,876 requests were made from it: the newest 4 events",
+        "The requests of these 998 users, with 198,765 candidates",
+        "PinFM raises HIT@3 of next from 0.220 to 0.310 and leaves HIT@3 of save at 0.200",
+        "+0.0900",
     ):
         assert expected in text, expected
 
@@ -74,10 +78,10 @@ def test_a_bundle_from_before_features_still_has_a_report(demo_outcome: Outcome)
 
 
 def test_a_run_without_losses_still_has_a_report(demo_outcome: Outcome) -> None:
-    (Path(demo_outcome.stages["train"].answer["run"]) / "metrics.jsonl").write_text("")
+    (Path(demo_outcome.stages["pretrain"].answer["run"]) / "metrics.jsonl").write_text("")
     html = render(demo_outcome)
     assert "wrote no losses" in html
-    assert html.count("<svg") == 3
+    assert html.count("<svg") == 4
 
 
 def test_commands_by_hand_are_the_stages_without_json(demo_outcome: Outcome) -> None:

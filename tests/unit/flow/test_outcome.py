@@ -13,6 +13,9 @@ def test_summary_is_one_json_object(demo_outcome: Outcome) -> None:
     assert summary["hr@10"] == {"popularity": 0.09, "item-to-item": 0.14, "model": 0.24, "oracle": 0.34}
     assert summary["gap_closed"] == 0.5
     assert summary["target_met"] is True
+    hits = {name: metrics["hit@3"] for name, metrics in summary["lift"]["next"].items()}
+    assert hits == {"item mean": 0.08, "ranker without PinFM": 0.22, "ranker on PinFM": 0.31}
+    assert list(summary["lift"]) == ["next", "save"]
     assert summary["requests"] == 200
     assert 0 < summary["latency_ms"]["p50"] < summary["latency_ms"]["p99"]
     assert summary["server_cpu_ms_per_request"] == {"binary": 3.2, "JSON": 4.4}
