@@ -295,7 +295,8 @@ def predicted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[pa.Tab
     base = demo()
     small = dataclasses.replace(base.model, tables=TableConfig(num_hashes=2, num_rows=1024, dim=8), width=16)
     settings = [
-        *("start.prefix=", "optimizer.multipliers={}", "training.steps=1", "training.num_threads=1"),
+        *("start.needs_run=false", "start.prefix=", "optimizer.multipliers={}"),
+        *("training.steps=1", "training.num_threads=1"),
         *("model.recent.num_events=4", "model.recent.width=8"),
         *('data.labels=["click","save"]', 'model.head.labels=["click","save"]', "data.tokens_per_step=40000"),
         *("data.validation_share=0", "data.test_share=0", f"data.dataset={dataset}", "training.device=cpu"),
