@@ -45,7 +45,7 @@ class Signature:
     purpose: Literal["serving", "training"] = "serving"
     """What the bundle was made for. A run can start only from a bundle made for training; both kinds can be served."""
     fresh_rows: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """In a bundle made for training, for each table: how the rows that training has not changed were made (see
+    """Only in a bundle made for training: says for each table how to make the rows that training has not changed (see
     `checkpoint.stored_rows`)."""
 
     @property

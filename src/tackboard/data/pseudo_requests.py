@@ -1,5 +1,5 @@
-"""Makes requests from a log that does not say what was shown. A request has an item that a user chose as its positive,
-and items from other events of the same hour as its negatives.
+"""Makes requests from a log that does not say what was shown. The positive of a request is an item that a user chose,
+and its negatives are items from other events of the same hour.
 
     requests.parquet        one row per chosen event, as request_layout.py writes it, with the labels
     pseudo_requests.json    the rules, the SHA-256 of the events, and the counts; labels.json is removed
@@ -14,7 +14,8 @@ These are the rules (docs/labels.md explains them):
                  before this time, so neither the event itself nor other events of the same instant are visible.
     candidates   the event's item (label 1), and others (label 0) drawn one after another from the pool, each with a
                  probability proportional to its number of events in the pool; no item twice, and no item that the user
-                 ever engaged with. The label of a single action is 1 for the event's item if the event has this action.
+                 ever engaged with. The settings may ask for further labels, one per action. Such a label is 1 for
+                 the event's item if the event has this action.
     pool         the events of the same hour (UTC), before and after the request, or all events of the log
     order        random; positions are null, because the log does not say what was shown
 
@@ -407,7 +408,8 @@ def _write_rows(
 def _requests_of(
     config: PseudoRequestConfig, pool: _Pool, events: pa.Table, chosen: _Chosen, schema: pa.Schema
 ) -> tuple[pa.Table, Ints]:
-    """Returns a bucket's requests, sorted by user, time and row of the event, and the number of drawn items of each."""
+    """Returns a bucket's requests and the number of drawn items of each request. Requests are sorted by user, time and
+    row of the event."""
     places = find_ids(pool.item_ids, numpy_column(events, "item_id"))
     owned = _Owned(_numbers_of(numpy_column(events, "user_id")), places, len(pool.item_ids))
     request_ms = np.minimum(chosen.time, numpy_column(events, "received_ms")[chosen.row])

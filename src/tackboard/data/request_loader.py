@@ -124,7 +124,7 @@ class RequestConfig(StepsConfig):
         return dataclasses.replace(data, judged_on=str(snapshot_path(judged)))
 
     def users(self, part: Part) -> PartOfUsers:
-        """Returns the rule that selects the users of a part in the dataset from which the part is read."""
+        """Returns the rule that selects the users of `part`, in the dataset that this part is read from."""
         if part == "train" and self.judged_on:
             return PartOfUsers()
         return PartOfUsers(part, self.validation_share, self.test_share)
@@ -228,7 +228,8 @@ class RequestSource(SequenceSource):
 
     @functools.cached_property
     def judge(self) -> RequestSource:
-        """The source of the dataset data.judged_on, with this source's vocabulary and features. It is opened once."""
+        """The source that reads the dataset named by `data.judged_on`. It has the vocabulary and the features of this
+        source, and it is opened once."""
         config = dataclasses.replace(self._config, dataset=self._config.judged_on, judged_on="")
         return RequestSource(config, vocabulary=self.vocabulary, features=lambda _names: self.features)
 
@@ -299,7 +300,8 @@ class Histories:
         self._max_history, self._stride = source.max_history, source.anchor_stride
 
     def view(self, user_ids: NDArray[np.int64], request_ms: NDArray[np.int64]) -> View:
-        """Returns the newest events that were received strictly before each request, from the history's anchor on."""
+        """Returns the newest events that were received strictly before each request. If the history has anchors
+        (`events.anchored`), they begin at the anchor."""
         view = self._visibility.view(find_ids(self._user_ids, user_ids), request_ms, self._max_history)
         if self._stride == 1:
             return view.newest(self._max_history)
@@ -463,7 +465,7 @@ def _pass_over(source: RequestSource, choose: Choose, *, quiet: bool) -> IndexCo
     num_events = source.dataset.num_events
     with Progress("indexing", total=num_events, unit="events", quiet=quiet or num_events < LONG) as progress:
         for bucket in range(layout.num_buckets):
-            # Only anchors depend on the times of events.
+            # Only the choice of anchors needs the times of events. Without anchors, `time_ms` is not read.
             time = "time_ms" if source.anchor_stride > 1 else "received_ms"
             table = source.read_columns(source.spans_of([bucket]), sorted({"user_id", "received_ms", time}))
             users = numpy_column(table, "user_id")

@@ -44,8 +44,8 @@ class UserRequest:
     """The lists item, action, surface and time_ms, all of the same length."""
     candidates: list[Any]
     attributes: dict[str, list[Any]] = field(default_factory=dict)
-    """Attributes of the candidates by their names in a request, for example candidate_content: a value per candidate.
-    No value is missing."""
+    """Attributes of the candidates. A key is an attribute's name in a request, for example candidate_content; its list
+    has one value per candidate. No value is missing."""
 
     def document(self) -> dict[str, Any]:
         """The request in the format of the files that `tackboard score` reads."""

@@ -90,7 +90,7 @@ class HashedTables(nn.Module):
         return self.num_hashes * self.dim
 
     def forward(self, item_rows_MK: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Returns the vectors [M, D] of items from their rows [M, k], as fp32 or bf16. A negative row reads zeros."""
+        """Returns the vectors [M, D] of items from their row ids [M, k], as fp32 or bf16. A negative id gives zeros."""
         if torch.is_grad_enabled() and self.weight.requires_grad:
             vectors_MD: torch.Tensor = _Lookup.apply(self.weight, item_rows_MK, self.first_rows, dtype, self.pending)
             return vectors_MD

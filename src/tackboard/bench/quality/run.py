@@ -77,7 +77,8 @@ def measure(
 
 
 def recompute(path: Path) -> dict[str, Any]:
-    """Returns the result of a study with the table that its kept ranks give. Nothing is trained and no data is read.
+    """Returns the result of a study, with the table computed again from the study's kept ranks. Nothing is
+    trained and no data is read.
 
     Raises DataError if the file holds a cell that this version does not plan for the study.
     """
@@ -85,7 +86,8 @@ def recompute(path: Path) -> dict[str, Any]:
     given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in kept.options.items()}
     options = Options(**given)
     bench, study = find_bench(kept.result["dataset"]), find_study(options.study)
-    # A trial plans cells without data. Their configs are estimates, but kept cells are found without their configs.
+    # A trial plans cells without data. The configs of these cells are only estimates. This does no harm, because kept
+    # cells are found by their labels.
     plan = study(StudyContext(Work(path.parent), bench, options, is_trial=True))
     planned = {cell.label for cell in with_earlier(plan.cells)}
     if unknown := sorted(set(kept.results) - planned):

@@ -204,7 +204,8 @@ def _ranker(cell: Cell) -> RankerConfig:
 
 
 def task_data(work: Work, cell: Cell) -> RequestConfig:
-    """Returns the share of the task's training examples that the protocol names, and the examples to judge by."""
+    """Returns a config that selects the examples. It trains on the protocol's share of the task's training examples,
+    and names the examples to judge by."""
     only_new, share = bool(cell.protocol["only_new"]), float(cell.protocol["share"])
     parts: tuple[Literal["train", "judge"], ...] = ("train", "judge")
     train, judge = (task_dataset(work.dataset(cell), part, only_new=only_new) for part in parts)
@@ -282,7 +283,8 @@ def fit_arm(
 
 
 def judged(answers: ScoredCandidates) -> tuple[dict[str, float], dict[str, NDArray[Any]]]:
-    """Returns metrics on the test examples, and arrays of the same metrics for random draws of test users, by name."""
+    """Returns metrics on the test examples by name, and arrays by name that hold the same metrics for random draws of
+    test users."""
     answers = answers.judged(YES)
     logits, labels = answers.scores, answers.labels[YES] == 1
     users = np.unique(answers.users, return_inverse=True)[1].astype(np.int64)

@@ -117,8 +117,9 @@ if added > 0 then
 end
 return {added, refused}
 """
-"""A script that puts events into a user's buffer, or answers that the client must append them. Its two functions
-make and check seals as `sealing` does. The first argument is the salt. Arguments that name a place end with a colon."""
+"""A script that puts events into a user's buffer, or answers that the client must append them. Its two functions make
+and check seals as `sealing` does. The first argument is the salt. A place is text that says where a value belongs (see
+`sealing`); arguments that are places end with a colon."""
 
 
 def create_redis(url: str, config: StoreConfig) -> None:
