@@ -2,8 +2,8 @@
 
 A context row holds the packed tokens of one request's history. The input is the offsets of the context rows (one row
 per request) and the row of each candidate, both on the CPU. The output is a `CrossLayout`, which
-`ops.crossed_attention` reads. Each context row is stored once, for all of its candidates, so the layout pairs rows with
-pieces of their candidates:
+`ops.crossed_attention` reads. Each context row is stored once, for all of its candidates. The candidates of a row are
+cut into groups of at most PIECE candidates, called pieces, and the layout pairs each piece with its row:
 
     context rows      ▷ a b c        ▷ d                 3 + 1 and 1 + 1 tokens
     candidates        p q r          s                   of row 0, and of row 1
@@ -34,7 +34,7 @@ PIECE = 256
 
 @dataclasses.dataclass(frozen=True)
 class CrossGroup:
-    """Describes a grid by its three sizes, and by the numbers of its first piece and of its first cells.
+    """Describes a grid by its three sizes, and by the positions of its first piece and of its first cells.
 
     `num_candidates` is the size of the largest piece, and `num_tokens` the length of the longest row.
     """

@@ -231,7 +231,7 @@ def test_from_is_start_run(
 ) -> None:
     place = str(trained_run.path)
     answer = tackboard("train", "demo", *settings, "--from", place, "--print-config")
-    assert json.loads(answer.out)["start"] == {"run": place, "prefix": ""}
+    assert json.loads(answer.out)["start"]["run"] == place
     assert tackboard("train", "demo", "--from", place, "--set", f"start.run={place}", "--print-config").code == 0
     for wrong, said in (
         (["--from", place, "--set", "start.run=other"], "name different runs"),

@@ -18,7 +18,7 @@ products.
 
 Shapes: N events, B rows, T tokens (events and start tokens), C causal pairs of tokens in the same row, A tokens that
 predict, R softmax sums of the loss, M distinct items, Q negatives, U distinct table rows, D width, E width of all rows
-of an item together, a width of all heads together.
+of an item together, and `a` the width of all heads together.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ FORMULAS = {
     "attention": "per layer the slower of 14·C·a FLOP (2 products forward, 5 backward, one of them recomputed) and "
     "12·T·a numbers (4 forward, 8 backward)",
     "loss": "4 products of R × Q × D: scores, the scores again, gradient of tokens, gradient of items",
-    "norms and residuals": "per half of a layer T·D × (5 fp32 numbers of the residual stream, 4 numbers of branch and "
-    "norm); the final norm counts half",
+    "norms and residuals": "for each half of a layer: T·D × (5 fp32 numbers of the residual stream, 4 numbers of the "
+    "branch and its norm); the final norm counts as half of such a half",
     "unit vectors": "(N + A + M)·D × 5 numbers: 2 forward, 3 backward",
     "events": "2·N·E numbers (event vectors and their gradients), M·E fp32 numbers (gradients of items)",
     "table rows": "lookup: U rows, M·E numbers, 8 bytes per row id; update: M·E fp32 gradients, U rows and U sums read "
@@ -198,7 +198,7 @@ def floor_items(model: nn.Module, counts: Counts, *, number_bytes: int, device_t
 
 
 def model_flops(items: Sequence[FloorItem]) -> int:
-    """Returns the FLOP that MFU counts: backbone and projections, but not the recomputed product of attention."""
+    """Returns the FLOP that MFU counts: backbone with attention, and projections, without the recomputed product."""
     found = {item.name: item.total_flops for item in items}
     return found["backbone products"] + found["projections"] + found["attention"] * 6 // 7
 
