@@ -21,6 +21,7 @@ from tackboard.features.feature_set import FeatureSet, load_features
 from tackboard.features.standard import features_for_model
 from tackboard.models.description import describe_model, restore_config
 from tackboard.models.interface import ModelConfig
+from tackboard.parallel.config import ParallelConfig
 from tackboard.train.guard import GuardConfig
 from tackboard.train.optimizers import OptimizerConfig
 
@@ -123,6 +124,8 @@ class RunConfig:
     """The length of training, the intervals at which files are written, and the device."""
     evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
     """The evaluation of the trained model."""
+    parallel: ParallelConfig = dataclasses.field(default_factory=ParallelConfig)
+    """Training in several processes: the division of tables, and what goes over the wire."""
     seed: int = 0
     """Seed that decides the initial parameters, the order of the data and dropout."""
 

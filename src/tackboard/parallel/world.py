@@ -1,0 +1,87 @@
+"""The processes that train one model together, and the few things that they tell each other.
+
+A process finds the others by the environment that torchrun, Slurm, Kubernetes and Ray set: RANK, WORLD_SIZE,
+LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Without them it is alone, and every method below does nothing
+or returns what it was given, so the trainer has no second path for one process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import distributed
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """The processes of a run. `rank` numbers this process from 0; the process of rank 0 writes for all."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
+    host_group: Any = None
+    """The group for objects and numbers on the CPU (gloo); None if the process is alone."""
+
+    @property
+    def is_alone(self) -> bool:
+        return self.size == 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes the run's files for all."""
+        return self.rank == 0
+
+    def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Replaces a tensor by its sum over all processes, with the same bits everywhere; returns the tensor."""
+        if not self.is_alone:
+            distributed.all_reduce(tensor, group=self.host_group if tensor.device.type == "cpu" else None)
+        return tensor
+
+    def gather(self, value: Any) -> list[Any]:
+        """Returns the values (anything that can be pickled) of all processes, by rank."""
+        if self.is_alone:
+            return [value]
+        found: list[Any] = [None] * self.size
+        distributed.all_gather_object(found, value, group=self.host_group)
+        return found
+
+    def gather_tensors(self, tensor: torch.Tensor, lengths: Sequence[int] | None = None) -> list[torch.Tensor]:
+        """Returns the CPU tensors of all processes, by rank. They have one type, and may differ in their first size.
+
+        `lengths` holds the first sizes of all tensors, if they are known.
+        """
+        if self.is_alone:
+            return [tensor]
+        if lengths is None:
+            own = torch.tensor([len(tensor)])
+            sizes = [torch.empty_like(own) for _ in range(self.size)]
+            distributed.all_gather(sizes, own, group=self.host_group)
+            lengths = [int(size) for size in sizes]
+        # Gloo gathers tensors of one shape only, so all are padded to the longest.
+        padded = tensor.new_zeros((max(lengths), *tensor.shape[1:]))
+        padded[: len(tensor)] = tensor
+        found = [torch.empty_like(padded) for _ in range(self.size)]
+        distributed.all_gather(found, padded, group=self.host_group)
+        return [part[:length] for part, length in zip(found, lengths, strict=True)]
+
+    def from_first(self, value: Any) -> Any:
+        """Returns the value of the process of rank 0."""
+        if self.is_alone:
+            return value
+        box = [value]
+        distributed.broadcast_object_list(box, src=0, group=self.host_group)
+        return box[0]
+
+    def wait_for_all(self) -> None:
+        """Returns when every process has come here."""
+        if not self.is_alone:
+            distributed.barrier(group=self.host_group)
+
+
+ALONE = World()
+"""The world of a process that trains by itself."""
