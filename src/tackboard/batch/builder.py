@@ -77,7 +77,7 @@ class PreparedHistories:
         event's item in `items`.
         """
         self.lengths = lengths
-        self._starts, self._users = starts, users
+        self._starts, self.users = starts, users
         self._items, self._codes = items, codes
         self._is_positive = is_positive
         self._columns = {name: _array(field) for name, field in (events.fields or {}).items() if name != "item"}
@@ -86,7 +86,7 @@ class PreparedHistories:
     def in_order(self, order: NDArray[np.int64]) -> PreparedHistories:
         """Returns the same histories, or some of them, in another order, without preparing them again."""
         ordered = copy.copy(self)
-        ordered.lengths, ordered._starts, ordered._users = self.lengths[order], self._starts[order], self._users[order]
+        ordered.lengths, ordered._starts, ordered.users = self.lengths[order], self._starts[order], self.users[order]
         ordered._items = self._items.with_own_scratch()
         return ordered
 
@@ -96,7 +96,7 @@ class PreparedHistories:
         events = ranges(self._starts[begin:end], lengths)
         return SequenceBatch(
             offsets=torch.from_numpy(offsets_of(lengths)),
-            users=torch.from_numpy(self._users[begin:end].copy()),
+            users=torch.from_numpy(self.users[begin:end].copy()),
             columns={name: torch.from_numpy(values.take(events, axis=0)) for name, values in self._columns.items()},
             request=features_of({name: column.take(events) for name, column in self._request.items()}),
             is_positive=torch.from_numpy(self._is_positive.take(events)),

@@ -75,9 +75,20 @@ class StepsConfig(abc.ABC):
 
     @abc.abstractmethod
     def steps(
-        self, source: Any, hashing: HashConfig, seed: int, *, part: Part = "train", quiet: bool = True
+        self,
+        source: Any,
+        hashing: HashConfig,
+        seed: int,
+        *,
+        part: Part = "train",
+        quiet: bool = True,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> NumberedSteps[Any]:
-        """Returns the numbered batches of one part of the users of `source`, which `open` returned."""
+        """Returns the numbered batches of one part of the users of `source`, which `open` returned.
+
+        If several processes train together, each batch is the share of the process `rank`.
+        """
 
 
 @dataclasses.dataclass(frozen=True)

@@ -96,10 +96,18 @@ class DataConfig(StepsConfig):
         )
 
     def steps(
-        self, source: SequenceSource, hashing: HashConfig, seed: int, *, part: Part = "train", quiet: bool = True
+        self,
+        source: SequenceSource,
+        hashing: HashConfig,
+        seed: int,
+        *,
+        part: Part = "train",
+        quiet: bool = True,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> TrainingSteps:
         """Maps step numbers to batches of segments of one part of the users."""
-        return TrainingSteps(source, self, hashing, seed, part=part, quiet=quiet)
+        return TrainingSteps(source, self, hashing, seed, rank=rank, world_size=world_size, part=part, quiet=quiet)
 
 
 class Window:
@@ -181,7 +189,10 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
         # for data longer than it trains.
         is_only = self.plan.num_windows == 1
         prepared = self._whole if is_only else self._prepare(self.plan.buckets_of(epoch, number))
-        mine, bounds = self.plan.deal(epoch, number, prepared.lengths, self.rank, self.world_size)
+        # A user's own items are no negatives of any of the user's segments, so one process gets all of them.
+        mine, bounds = self.plan.deal(
+            epoch, number, prepared.lengths, self.rank, self.world_size, owners=prepared.users
+        )
         return Window(prepared.in_order(mine), bounds, self._negatives, (epoch, number))
 
     def _prepare(self, buckets: NDArray[np.int64]) -> PreparedHistories:

@@ -108,12 +108,20 @@ class RequestConfig(StepsConfig):
         return RequestSource(self, dataset=dataset, vocabulary=vocabulary, features=features)
 
     def steps(
-        self, source: RequestSource, hashing: HashConfig, seed: int, *, part: Part = "train", quiet: bool = True
+        self,
+        source: RequestSource,
+        hashing: HashConfig,
+        seed: int,
+        *,
+        part: Part = "train",
+        quiet: bool = True,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> RequestSteps:
         """Maps step numbers to batches of requests of one part of the users."""
         if part != "train" and self.judged_on:
             source = source.judge
-        return RequestSteps(source, self, hashing, seed, part=part, quiet=quiet)
+        return RequestSteps(source, self, hashing, seed, rank=rank, world_size=world_size, part=part, quiet=quiet)
 
     def at(self, lineage: Mapping[str, Any]) -> Self:
         """Returns this config with the snapshots that a run recorded, including the snapshot of `judged_on`."""

@@ -147,11 +147,19 @@ class StepPlan:
         return np.sort(order[self._window_starts[window] : self._window_starts[window + 1]])
 
     def deal(
-        self, epoch: int, window: int, lengths: NDArray[np.int64], rank: int = 0, world_size: int = 1
+        self,
+        epoch: int,
+        window: int,
+        lengths: NDArray[np.int64],
+        rank: int = 0,
+        world_size: int = 1,
+        *,
+        owners: NDArray[np.int64] | None = None,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns a rank's units in reading order, and the steps' bounds: step i has units bounds[i]:bounds[i + 1].
 
-        `lengths` holds the number of tokens of each unit of the window, bucket after bucket.
+        `lengths` holds the number of tokens of each unit of the window, bucket after bucket. If `owners` is given, all
+        units of a step with the same owner go to the same rank.
         """
         # Window and epoch form one key. A single window has number 0, and then the key equals the epoch.
         order = keyed_random.permutation(len(lengths), self._seed, ORDER_STREAM, (window << 32) | epoch)
@@ -161,8 +169,10 @@ class StepPlan:
         bounds = np.searchsorted(np.cumsum(ordered) - ordered, cuts)
         if world_size == 1:
             return order, bounds
+        owned = None if owners is None else owners[order]
         shares = [
-            begin + share_of_rank(ordered[begin:end], rank, world_size) for begin, end in itertools.pairwise(bounds)
+            begin + share_of_rank(ordered[begin:end], rank, world_size, None if owned is None else owned[begin:end])
+            for begin, end in itertools.pairwise(bounds)
         ]
         return order[np.concatenate(shares)], offsets_of(np.array([len(share) for share in shares], dtype=np.int64))
 
@@ -183,12 +193,19 @@ class StepPlan:
         self._epoch = functools.lru_cache(maxsize=4)(self._order_of_epoch)
 
 
-def share_of_rank(lengths: NDArray[np.int64], rank: int, world_size: int) -> NDArray[np.int64]:
+def share_of_rank(
+    lengths: NDArray[np.int64], rank: int, world_size: int, owners: NDArray[np.int64] | None = None
+) -> NDArray[np.int64]:
     """Returns the positions of the units of a step that the process `rank` computes, in ascending order.
 
     The longest units are dealt first, each to the process with the fewest tokens so far. So the processes, which wait
     for each other, have nearly equal work. A step with fewer units than processes gives some processes an empty share.
+    If `owners` is given, the units of an owner are dealt together.
     """
+    if owners is not None:
+        distinct, group = np.unique(owners, return_inverse=True)
+        totals = np.bincount(group, weights=lengths, minlength=len(distinct)).astype(np.int64)
+        return np.flatnonzero(np.isin(group, share_of_rank(totals, rank, world_size)))
     loads = [(0, other) for other in range(world_size)]
     mine = []
     for position in np.argsort(-lengths, kind="stable").tolist():

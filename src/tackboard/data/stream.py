@@ -37,7 +37,7 @@ from tackboard.data.config import Part, StepsConfig
 from tackboard.data.negatives import UniformNegatives
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import SequenceSource
-from tackboard.data.step_plan import StepPlan
+from tackboard.data.step_plan import StepPlan, share_of_rank
 from tackboard.data.steps import NumberedSteps
 from tackboard.events.dataset import Dataset
 from tackboard.events.synthetic.stream_law import StreamLaw, StreamLawConfig
@@ -109,11 +109,19 @@ class StreamConfig(StepsConfig):
         return source
 
     def steps(
-        self, source: StreamSource, hashing: HashConfig, seed: int, *, part: Part = "train", quiet: bool = True
+        self,
+        source: StreamSource,
+        hashing: HashConfig,
+        seed: int,
+        *,
+        part: Part = "train",
+        quiet: bool = True,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> StreamSteps:
         """Maps step numbers to batches of one part of the users."""
         del quiet
-        return StreamSteps(source, self, hashing, seed, part)
+        return StreamSteps(source, self, hashing, seed, part, rank=rank, world_size=world_size)
 
 
 class StreamSource(SequenceSource):
@@ -248,7 +256,17 @@ class _ReadyStep:
 class StreamSteps(NumberedSteps[SequenceBatch]):
     """Maps a step number to its batch of histories."""
 
-    def __init__(self, source: StreamSource, config: StreamConfig, hashing: HashConfig, seed: int, part: Part) -> None:
+    def __init__(
+        self,
+        source: StreamSource,
+        config: StreamConfig,
+        hashing: HashConfig,
+        seed: int,
+        part: Part,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
         law = config.law
         num_validation = math.floor(config.validation_share * law.num_users)
         self.source = source
@@ -272,7 +290,7 @@ class StreamSteps(NumberedSteps[SequenceBatch]):
         if config.uniform_negatives:
             items = range(law.num_items)
             self._negatives = UniformNegatives(items, config.uniform_negatives, hashing, source.law, seed)
-        super().__init__(StreamPlan(num_steps, config.tokens_per_step))
+        super().__init__(StreamPlan(num_steps, config.tokens_per_step), rank=rank, world_size=world_size)
 
     def load_window(self, epoch: int, number: int) -> _ReadyStep:
         """Makes step `number` of an epoch. The epoch decides only the negatives."""
@@ -281,6 +299,9 @@ class StreamSteps(NumberedSteps[SequenceBatch]):
         ends = np.minimum(np.cumsum(self.source.law.num_events(users)), self.tokens_per_step)
         num_events = np.diff(ends, prepend=0)
         users, num_events = users[num_events > 0], num_events[num_events > 0]
+        if self.world_size > 1:
+            mine = share_of_rank(num_events, self.rank, self.world_size)
+            users, num_events = users[mine], num_events[mine]
         sequences = self.source.histories_of(users, num_events)
         batch = make_batch(
             history=sequences.histories_of(np.arange(len(sequences.item_ids)), sequences.offsets),

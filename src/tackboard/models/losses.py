@@ -30,6 +30,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch.nn import functional
@@ -177,7 +179,8 @@ def negative_log_weights(
     expected_M = batch.sample_rate.expand(len(drawn_M))
     if in_batch:
         if log_expected_M is None:
-            log_expected_M = batch.item_log_q + batch.is_positive.sum().clamp_min(1).float().log()
+            num_positives = batch.is_positive.sum() if counts_M is None else counts_M.sum()
+            log_expected_M = batch.item_log_q + num_positives.clamp_min(1).float().log()
         expected_M = expected_M + log_expected_M.exp()
     return drawn_M.log() - expected_M.log()
 
@@ -247,6 +250,29 @@ def next_item_loss(
 # ---- the loss of a model with a learned temperature ----
 
 
+class SharedItems(Protocol):
+    """The items of all processes that compute a step together (`parallel.exchange`)."""
+
+    pool: SequenceBatch
+    """A batch with the items of all processes instead of the items of this process, and no events."""
+    counts_G: torch.Tensor
+    """Number of positives of each of these items."""
+    totals: tuple[int, ...]
+    """Sums over all processes of the numbers that each of them gave to `ShareItems`."""
+
+    def owned(self, items_ME: torch.Tensor) -> torch.Tensor:
+        """Returns the rows of the items whose vectors this process computes."""
+
+    def gather(self, owned_OD: torch.Tensor) -> torch.Tensor:
+        """Returns the vectors of the items of all processes, given those that this process computed."""
+
+
+ShareItems = Callable[[SequenceBatch, torch.Tensor, Sequence[int]], tuple[SequenceBatch, torch.Tensor, SharedItems]]
+"""Takes a batch, the positives of each of its items, and numbers to be summed over the processes. Returns the batch
+with only the items that its events read or that this process owns, the position of each item among the items of all
+processes, and these items. All processes must call it for the same step."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Targets:
     """What the tokens of a batch predict, and which items are not negatives.
@@ -268,7 +294,7 @@ class Targets:
     seen: torch.Tensor | None
     """Number of events that each token has seen [A], if only items of seen events are taken out."""
     counts: torch.Tensor
-    """Number of positives of each distinct item [M]."""
+    """Number of positives of each distinct item [M], or of each item of all processes if `shared` is set."""
     slots: SeenSlots | None
     """What streaming frequencies observe, if the model has them."""
     layout: RowLayout
@@ -277,6 +303,9 @@ class Targets:
     """Name and number of pairs of each loss, in the order of the pairs."""
     part_of_pair: torch.Tensor
     """The index of the loss of each pair in `parts` [P]. Padding has the first index beyond `parts`."""
+    shared: SharedItems | None = None
+    """The items of all processes that compute this step together, if there are several. Then `pairs.items` and
+    `own.items` are positions among these items."""
 
     def padded(self, num_items: int, event: int, row: int) -> Targets:
         """Returns the targets with padding: further tokens, pairs and own items, which have no weight.
@@ -305,9 +334,13 @@ def with_targets(
     *,
     has_start_tokens: bool = True,
     frequencies: StreamingFrequencies | None = None,
+    share: ShareItems | None = None,
     pad: bool = False,
 ) -> SequenceBatch:
     """Returns the batch with the targets of all losses of `config`. `generator` draws the multi-token pairs.
+
+    If several processes compute the step, `share` tells them about each other's items. The batch then keeps only some
+    of its items (see `ShareItems`), and its number of examples is that of all processes.
 
     A model without start tokens has one token per event. Nothing then predicts the first event of a row, and the pairs
     of start tokens are left out. With `pad`, a batch with start tokens and its targets are padded to sizes that repeat.
@@ -327,14 +360,23 @@ def with_targets(
     pairs = join_pairs([pairs for _, _, pairs in parts])
     tokens_A, of_pair_P = torch.unique(pairs.tokens, return_inverse=True)
     rows_A = torch.zeros_like(tokens_A).index_copy(0, of_pair_P, pairs.rows)
-    weights = [torch.full((len(part),), weight / max(1, len(part))) for _, weight, part in parts]
     own, seen_A = None, None
     if config.later_negatives:
         # Up to and including token t of row r, the batch has t - r events.
         own, seen_A = earlier_items(batch), tokens_A - rows_A - batch.offsets[rows_A]
     elif config.mask_same_user:
         own = same_user_items(batch)
-    counts_M = positive_counts(batch)
+    counts_M, shared = positive_counts(batch), None
+    sizes, pool = [len(part) for _, _, part in parts], batch
+    if share is not None:
+        batch, place_M, shared = share(batch, counts_M, sizes)
+        counts_M, sizes, pool = shared.counts_G, list(shared.totals), shared.pool
+        pairs = dataclasses.replace(pairs, items=place_M[pairs.items])
+        own = None if own is None else dataclasses.replace(own, items=place_M[own.items])
+        object.__setattr__(batch, "num_examples_known", int(counts_M.sum()))
+    weights = [
+        torch.full((len(part),), weight / max(1, size)) for (_, weight, part), size in zip(parts, sizes, strict=True)
+    ]
     targets = Targets(
         # Without start tokens, the token of event n has number n instead of n + row + 1.
         tokens=tokens_A if has_start_tokens else tokens_A - rows_A - 1,
@@ -344,12 +386,13 @@ def with_targets(
         own=own,
         seen=seen_A,
         counts=counts_M,
-        slots=None if frequencies is None else frequencies.seen_slots(batch.item_rows, counts_M),
+        slots=None if frequencies is None else frequencies.seen_slots(pool.item_rows, counts_M),
         layout=RowLayout.of_lengths(batch.lengths() + int(has_start_tokens), coarse_size if pad else int),
         parts=tuple((name, len(part)) for name, _, part in parts),
         part_of_pair=torch.cat([torch.full((len(part),), n) for n, (_, _, part) in enumerate(parts)]).to(
             tokens_A.device
         ),
+        shared=shared,
     )
     return batch.with_targets(targets.padded(len(batch.item_ids), num_events, num_rows) if pad else targets)
 

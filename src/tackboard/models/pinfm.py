@@ -39,6 +39,7 @@ from tackboard.models.interface import LossOutput, ModelConfig, RetrievalModel
 from tackboard.models.losses import (
     MAX_INVERSE_TEMPERATURE,
     LossConfig,
+    ShareItems,
     Targets,
     limit_temperature_,
     listed_negatives,
@@ -219,6 +220,8 @@ class PinFM(RetrievalModel):
         num_features = len(config.request_features)
         self.request = nn.Linear(num_features, config.width, bias=False) if num_features else None
         self.log_inverse_temperature = nn.Parameter(torch.tensor(-math.log(config.loss.initial_temperature)))
+        self.share_items: ShareItems | None = None
+        """How the processes that compute a step together learn each other's items; None if there is one process."""
 
     def loss(self, batch: SequenceBatch) -> LossOutput:
         """Returns the InfoNCE loss of positive events, predicted from earlier events of the user; see `targets`."""
@@ -240,13 +243,17 @@ class PinFM(RetrievalModel):
         if has_requests:
             # The event after token t of row r has number t - r. The token reads the request features of that event.
             hidden_AD = self.with_request(hidden_AD, batch, targets.tokens - targets.rows)
-        users_AD, items_MD = self.project_users(hidden_AD), self.project_items(items_ME)
+        users_AD, shared, pool = self.project_users(hidden_AD), targets.shared, batch
+        if shared is None:
+            items_MD = self.project_items(items_ME)
+        else:
+            items_MD, pool = shared.gather(self.project_items(shared.owned(items_ME))), shared.pool
         if batch.num_padding:
             # Padding has weight 0. But the highest score is subtracted from all scores before their exponentials are
             # taken. A high score of a padding item would make all exponentials vanish, so its vector is set to 0.
             items_MD = items_MD.masked_fill(batch.item_rows[:, :1] < 0, 0.0)
-        log_weights_M = self._log_weights(batch, targets)
-        negatives = listed_negatives(batch, in_batch=self.config.loss.in_batch_negatives)
+        log_weights_M = self._log_weights(pool, targets)
+        negatives = listed_negatives(pool, in_batch=self.config.loss.in_batch_negatives)
         temperature = self._inverse_temperature()
         return LossOutput(*loss_of_targets(users_AD, items_MD, temperature, targets, log_weights_M, negatives))
 
@@ -257,7 +264,9 @@ class PinFM(RetrievalModel):
 
         With `pad`, the batch and its targets are padded to sizes that repeat. The loss stays the same.
         """
-        return with_targets(batch, self.config.loss, generator, frequencies=self.frequencies, pad=pad)
+        return with_targets(
+            batch, self.config.loss, generator, frequencies=self.frequencies, share=self.share_items, pad=pad
+        )
 
     def _log_weights(self, batch: SequenceBatch, targets: Targets) -> torch.Tensor:
         log_expected_M = None

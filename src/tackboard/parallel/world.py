@@ -39,7 +39,7 @@ class World:
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
         """Replaces a tensor by its sum over all processes, with the same bits everywhere; returns the tensor."""
         if not self.is_alone:
-            distributed.all_reduce(tensor, group=self.host_group if tensor.device.type == "cpu" else None)
+            distributed.all_reduce(tensor, group=self._group_of(tensor))
         return tensor
 
     def gather(self, value: Any) -> list[Any]:
@@ -50,24 +50,20 @@ class World:
         distributed.all_gather_object(found, value, group=self.host_group)
         return found
 
-    def gather_tensors(self, tensor: torch.Tensor, lengths: Sequence[int] | None = None) -> list[torch.Tensor]:
-        """Returns the CPU tensors of all processes, by rank. They have one type, and may differ in their first size.
-
-        `lengths` holds the first sizes of all tensors, if they are known.
-        """
+    def gather_tensors(self, tensor: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
+        """Returns the tensors of all processes, by rank. They have one type; `lengths` holds their first sizes."""
         if self.is_alone:
             return [tensor]
-        if lengths is None:
-            own = torch.tensor([len(tensor)])
-            sizes = [torch.empty_like(own) for _ in range(self.size)]
-            distributed.all_gather(sizes, own, group=self.host_group)
-            lengths = [int(size) for size in sizes]
         # Gloo gathers tensors of one shape only, so all are padded to the longest.
         padded = tensor.new_zeros((max(lengths), *tensor.shape[1:]))
         padded[: len(tensor)] = tensor
         found = [torch.empty_like(padded) for _ in range(self.size)]
-        distributed.all_gather(found, padded, group=self.host_group)
+        distributed.all_gather(found, padded, group=self._group_of(tensor))
         return [part[:length] for part, length in zip(found, lengths, strict=True)]
+
+    def _group_of(self, tensor: torch.Tensor) -> Any:
+        """Returns the group that carries a tensor; None means torch's default group."""
+        return self.host_group if tensor.device.type == "cpu" else None
 
     def from_first(self, value: Any) -> Any:
         """Returns the value of the process of rank 0."""

@@ -1,0 +1,236 @@
+"""Divides a model's tables among the processes of a run, with TorchRec.
+
+A model declares `HashedTables`. `shard_tables` puts a `ShardedTables` in the place of each of them: each process keeps
+its part of the rows, sends the row ids that it needs to the processes that hold them, and gets the rows back. Fresh
+rows are a function of (key, row, column), so every process makes its own part, and the same table begins with the same
+rows on any number of processes.
+
+Decided: looked-up rows are leaves of the model's graph. FBGEMM would move a row as soon as its gradient arrives, before
+the guard has judged the step. Here `RowsUpdate.apply` sends the gradients back after the verdict, and sends zeros if
+the step is bad; row-wise Adagrad does not change a row whose gradient is zero. So a bad step moves nothing, as in one
+process, and no run has to go back to a checkpoint. The price: gradients of rows do not travel while the dense part
+still computes its own.
+
+Decided: TorchRec's module is not a submodule of the model, so `state_dict` and `parameters` hold dense parameters only.
+Tables are saved and loaded by their pieces (`Piece`), whose positions do not depend on the number of processes.
+
+Shapes: M distinct items, k hash functions, D width of the concatenation, R rows of a piece, d width of a row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import nn
+
+from tackboard.core.errors import UsageError
+from tackboard.models.tables import STORAGES, HashedTables, TableConfig, table_modules
+from tackboard.ops.fresh_rows import FreshRows
+from tackboard.parallel.config import ParallelConfig
+from tackboard.parallel.world import World
+
+EPS = 1e-8
+"""Added to the root of an Adagrad sum, as in `train.optimizers.RowWiseAdagrad`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """Consecutive rows of a table that one process holds; all tensors are views of what training changes."""
+
+    first_row: int
+    """Position of the first row in the whole table, which has the rows of all sub-tables."""
+    first_column: int
+    """Column of the whole rows at which these rows begin; above 0 only if the table is divided by columns."""
+    rows_Rd: torch.Tensor
+    sums_R: torch.Tensor
+    """The running sum of the mean squared gradient of each row."""
+
+
+class ShardedTables(nn.Module):
+    """Looks rows up in all processes; has the same `forward` as `HashedTables`."""
+
+    def __init__(self, config: TableConfig, fresh: FreshRows, world: World, parallel: ParallelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.num_hashes, self.num_rows, self.dim = config.num_hashes, config.num_rows, config.dim
+        self.fresh = fresh
+        self.world = world
+        self._names = [f"t{number}" for number in range(config.num_hashes)]
+        self._engine = [_torchrec_tables(config, world, parallel)]
+        self._kernels = [kernel for lookup in self._engine[0]._lookups for kernel in lookup._emb_modules]
+        self.pieces = sorted(self._own_pieces(), key=lambda piece: (piece.first_row, piece.first_column))
+        self.pending: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Looked-up rows as TorchRec gave them, and the same rows as the model read them."""
+        self.fill()
+
+    @property
+    def width(self) -> int:
+        return self.num_hashes * self.dim
+
+    def fill(self) -> None:
+        """Gives this process's rows their fresh values, and sets their Adagrad sums to 0."""
+        for piece in self.pieces:
+            rows_R = torch.arange(piece.first_row, piece.first_row + len(piece.rows_Rd), device=piece.rows_Rd.device)
+            own = slice(piece.first_column, piece.first_column + piece.rows_Rd.shape[1])
+            for rows_B, values_Bd in zip(rows_R.split(1 << 18), piece.rows_Rd.split(1 << 18), strict=True):
+                values_Bd.copy_(self.fresh.rows(rows_B, self.dim, values_Bd.dtype)[:, own])
+            piece.sums_R.zero_()
+
+    def forward(self, item_rows_MK: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Returns the vectors [M, D] of items from their row ids [M, k], as fp32 or bf16. A negative id gives zeros.
+
+        Every process of the run must call this the same number of times.
+        """
+        vectors_MD = self._lookup(item_rows_MK)
+        if not torch.is_grad_enabled():
+            return vectors_MD.to(dtype)
+        leaf_MD = vectors_MD.detach().to(dtype).requires_grad_()
+        self.pending.append((vectors_MD, leaf_MD))
+        return leaf_MD
+
+    def _lookup(self, item_rows_MK: torch.Tensor) -> torch.Tensor:
+        from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+        # TorchRec does not take a lookup without ids, so such a process asks for a row whose gradient will be zero.
+        asked_MK = item_rows_MK if len(item_rows_MK) else item_rows_MK.new_full((1, self.num_hashes), -1)
+        num_ids = asked_MK.numel()
+        ids = KeyedJaggedTensor(
+            keys=self._names,
+            values=asked_MK.clamp_min(0).T.reshape(-1),
+            lengths=torch.ones(num_ids, dtype=torch.int64, device=asked_MK.device),
+        )
+        found = self._engine[0](ids)
+        vectors_MD = torch.cat([found[name].values() for name in self._names], dim=1).float()
+        is_item_M1 = asked_MK[:, :1] >= 0
+        return (vectors_MD * is_item_M1)[: len(item_rows_MK)]
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Sets the rate of the next update. FBGEMM reads it at the lookup, so call this before `forward`."""
+        for kernel in self._kernels:
+            kernel.emb_module.set_learning_rate(rate)
+
+    def _own_pieces(self) -> list[Piece]:
+        pieces = []
+        for kernel in self._kernels:
+            rows = kernel.split_embedding_weights()
+            sums = [states[0] for states in kernel.emb_module.split_optimizer_states()]
+            for table, rows_Rd, sums_R in zip(kernel._config.embedding_tables, rows, sums, strict=True):
+                first_row, first_column = table.local_metadata.shard_offsets
+                start = self._names.index(table.name) * self.num_rows + first_row
+                pieces.append(Piece(start, first_column, rows_Rd.detach(), sums_R.detach().view(-1)))
+        return pieces
+
+
+class RowsUpdate:
+    """Sends the gradients of looked-up rows to the processes that hold the rows, which move them.
+
+    It has the methods of `train.optimizers.RowWiseAdagrad`.
+    """
+
+    def __init__(self, tables: ShardedTables, clip_element: float) -> None:
+        self.tables = tables
+        self.clip_element = clip_element
+
+    def prepare(self, learning_rate: float) -> None:
+        """Sets the rate of the next step, and forgets what was looked up."""
+        self.drop()
+        self.tables.set_learning_rate(learning_rate)
+
+    def apply(self, keep: torch.Tensor) -> None:
+        """Moves rows by the gradients of the lookups since the last step if `keep` is true; otherwise nothing moves."""
+        pending = list(self.tables.pending)
+        self.drop()
+        for vectors_MD, leaf_MD in pending:
+            gradient_MD = torch.zeros_like(leaf_MD) if leaf_MD.grad is None else leaf_MD.grad
+            gradient_MD = gradient_MD.to(vectors_MD.dtype).clamp(-self.clip_element, self.clip_element)
+            vectors_MD.backward(torch.where(keep, gradient_MD, 0.0))
+
+    def drop(self) -> None:
+        """Forgets all lookups."""
+        self.tables.pending.clear()
+
+
+def shard_tables(model: nn.Module, world: World, parallel: ParallelConfig) -> dict[str, ShardedTables]:
+    """Replaces all tables of a model by tables that the processes share; returns them by module name.
+
+    The model's own tables must be on the meta device, so that no process ever holds a whole table.
+    """
+    sharded = {}
+    for name, module in table_modules(model).items():
+        owner, _, attribute = name.rpartition(".")
+        tables = ShardedTables(_config_of(module), module.fresh, world, parallel)
+        setattr(model.get_submodule(owner), attribute, tables)
+        sharded[name] = tables
+    return sharded
+
+
+def _config_of(module: HashedTables) -> TableConfig:
+    storage = next(name for name, dtype in STORAGES.items() if dtype is module.weight.dtype)
+    return TableConfig(
+        num_hashes=module.num_hashes,
+        num_rows=module.num_rows,
+        dim=module.dim,
+        init_std=module.fresh.std,
+        storage=storage,
+    )
+
+
+def _torchrec_tables(config: TableConfig, world: World, parallel: ParallelConfig) -> Any:
+    """Makes TorchRec's sharded module, without values in its rows. Every process calls this at the same time."""
+    try:
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType
+        from torchrec import EmbeddingCollection, EmbeddingConfig
+        from torchrec.distributed.comm_ops import set_gradient_division
+        from torchrec.distributed.embedding import EmbeddingCollectionSharder
+        from torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, row_wise, table_wise
+        from torchrec.distributed.types import ShardingEnv
+        from torchrec.modules.embedding_configs import DataType
+    except ImportError as error:
+        raise UsageError(
+            f"training in {world.size} processes needs TorchRec: {error}",
+            allowed="one process trains without it",
+            fix="make distributed",
+        ) from None
+    if config.storage == "bf16" and world.device.type == "cpu":
+        raise UsageError(
+            "model.tables.storage is bf16, which several processes on a CPU cannot train",
+            allowed="allowed: fp32, fp16",
+            fix="--set model.tables.storage=fp32",
+        )
+    # The loss is already divided by the number of targets of all processes, so gradients are sums.
+    set_gradient_division(False)
+    types = {"fp32": DataType.FP32, "fp16": DataType.FP16, "bf16": DataType.BF16}
+    names = [f"t{number}" for number in range(config.num_hashes)]
+    collection = EmbeddingCollection(
+        tables=[
+            EmbeddingConfig(
+                num_embeddings=config.num_rows,
+                embedding_dim=config.dim,
+                name=name,
+                feature_names=[name],
+                data_type=types[config.storage],
+            )
+            for name in names
+        ],
+        device=torch.device("meta"),
+    )
+    sharder = EmbeddingCollectionSharder(
+        fused_params={"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.0, "eps": EPS},
+    )
+    ways = {
+        "row": lambda _number: row_wise(compute_kernel="fused"),
+        "table": lambda number: table_wise(rank=number % world.size, compute_kernel="fused"),
+        "column": lambda _number: column_wise(ranks=list(range(world.size)), compute_kernel="fused"),
+    }
+    plan = construct_module_sharding_plan(
+        collection,
+        {name: ways[parallel.sharding](number) for number, name in enumerate(names)},
+        sharder=sharder,
+        local_size=world.local_size,
+        world_size=world.size,
+        device_type=world.device.type,
+    )
+    group = torch.distributed.group.WORLD
+    return sharder.shard(collection, plan, ShardingEnv.from_process_group(group), world.device)
