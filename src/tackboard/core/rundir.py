@@ -39,10 +39,14 @@ RECORDED_PACKAGES = ("tackboard", "torch", "numpy", "pyarrow", "safetensors")
 
 
 class RunDirectory:
-    """One run's folder. `new` chooses its name and `write` makes it; `open` opens an existing run."""
+    """One run's folder. `new` chooses its name and `write` makes it; `open` opens an existing run.
 
-    def __init__(self, path: Path) -> None:
+    If several processes train together, only one of them has `is_writer`. The others write nothing into the folder.
+    """
+
+    def __init__(self, path: Path, *, is_writer: bool = True) -> None:
         self.path = path
+        self.is_writer = is_writer
         self.checkpoints = path / "checkpoints"
 
     @classmethod
@@ -63,6 +67,8 @@ class RunDirectory:
     def write(self, config: Mapping[str, Any]) -> None:
         """Makes the folder and writes its resolved config and environment. Only `make_latest` changes `latest`."""
         runs = self.path.parent
+        if not self.is_writer:
+            return
         remove_leftovers(runs)
         with new_directory(self.path) as folder:
             (folder / "checkpoints").mkdir()
@@ -87,7 +93,8 @@ class RunDirectory:
 
     def make_latest(self) -> None:
         """Points `latest`, in the folder of runs, at this run."""
-        replace_symlink(self.path.parent / "latest", self.path.name)
+        if self.is_writer:
+            replace_symlink(self.path.parent / "latest", self.path.name)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -105,7 +112,8 @@ class RunDirectory:
         return text if text in STATUSES or text.startswith("failed: ") else "unknown"
 
     def set_status(self, status: str) -> None:
-        write_text_atomic(self.path / "STATUS", status + "\n")
+        if self.is_writer:
+            write_text_atomic(self.path / "STATUS", status + "\n")
 
     def log_metrics(self, step: int, **values: Any) -> None:
         self._append("metrics.jsonl", {"step": step, "time": round(time.time(), 3), **values})
@@ -118,7 +126,8 @@ class RunDirectory:
 
     def log_line(self, line: str) -> None:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        append_line(self.path / "log.txt", f"{stamp} {line}")
+        if self.is_writer:
+            append_line(self.path / "log.txt", f"{stamp} {line}")
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """Returns the metrics of all lines that can be read, in order."""
@@ -129,6 +138,8 @@ class RunDirectory:
 
         Metrics are for people. A checkpoint has everything that a run needs, so a damaged line only causes a warning.
         """
+        if not self.is_writer:
+            return
         lines = self._metric_lines()
         if num_damaged := sum(metrics is None for _, metrics in lines):
             say(f"warning: {self.path / 'metrics.jsonl'} has {counted(num_damaged, 'damaged line')}, now removed")
@@ -145,7 +156,8 @@ class RunDirectory:
     def _append(self, name: str, value: Mapping[str, Any]) -> None:
         # JSON has no infinity and no NaN, so null is written instead.
         value = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in value.items()}
-        append_line(self.path / name, json.dumps(value))
+        if self.is_writer:
+            append_line(self.path / name, json.dumps(value))
 
 
 def describe_environment() -> dict[str, Any]:

@@ -61,6 +61,8 @@ class ShardedTables(nn.Module):
         self._engine = [_torchrec_tables(config, world, parallel)]
         self._kernels = [kernel for lookup in self._engine[0]._lookups for kernel in lookup._emb_modules]
         self.pieces = sorted(self._own_pieces(), key=lambda piece: (piece.first_row, piece.first_column))
+        self.is_frozen = False
+        """Whether training leaves the rows as they are."""
         self.pending: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Looked-up rows as TorchRec gave them, and the same rows as the model read them."""
         self.fill()
@@ -84,8 +86,8 @@ class ShardedTables(nn.Module):
         Every process of the run must call this the same number of times.
         """
         vectors_MD = self._lookup(item_rows_MK)
-        if not torch.is_grad_enabled():
-            return vectors_MD.to(dtype)
+        if not torch.is_grad_enabled() or self.is_frozen:
+            return vectors_MD.detach().to(dtype)
         leaf_MD = vectors_MD.detach().to(dtype).requires_grad_()
         self.pending.append((vectors_MD, leaf_MD))
         return leaf_MD

@@ -29,10 +29,10 @@ from tackboard.data.steps import NumberedSteps
 from tackboard.models.interface import build_model
 from tackboard.models.tables import HashedTables, table_modules, table_parameter_names
 from tackboard.train.config import RunConfig
+from tackboard.train.execution import choose_device
 from tackboard.train.optimizers import check_multipliers
 from tackboard.train.saving import shown_bytes
 from tackboard.train.start import check_start
-from tackboard.train.trainer import choose_device
 
 KEPT_CHECKPOINTS = 3
 """Number of checkpoints on disk at one time: a run keeps two while it writes a third. A run with judgements also keeps

@@ -30,6 +30,7 @@ from tackboard.models.changed_rows import copy_rows
 from tackboard.models.tables import HashedTables, table_modules, table_parameter_names
 from tackboard.ops.stochastic_rounding import rounding_key
 from tackboard.ops.table_rows import row_wise_adagrad_
+from tackboard.parallel.tables import RowsUpdate, ShardedTables
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -162,7 +163,15 @@ class Optimizers:
     `seed` and the data step decide how updates of half-precision tables are rounded.
     """
 
-    def __init__(self, model: nn.Module, config: OptimizerConfig, total_steps: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        config: OptimizerConfig,
+        total_steps: int,
+        seed: int = 0,
+        sharded: Mapping[str, ShardedTables] | None = None,
+    ) -> None:
+        """`sharded` holds the tables that several processes share, by module name."""
         self.config = config
         self.total_steps = total_steps
         self.seed = seed
@@ -181,6 +190,12 @@ class Optimizers:
             for name, module in table_modules(model).items()
             if module.weight.requires_grad
         }
+        self.shared: dict[str, RowsUpdate] = {}
+        """The updates of tables that several processes share."""
+        for name, shared in (sharded or {}).items():
+            shared.is_frozen = config.multiplier(f"{name}.weight") == 0.0
+            if not shared.is_frozen:
+                self.shared[name] = RowsUpdate(shared, config.clip_table_element)
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self.schedule = learning_rate_shares(torch.arange(max(1, total_steps)), total_steps, config).to(device)
         """The share of the peak rate at each step, on the device. Only the device knows how many steps were good."""
@@ -210,6 +225,9 @@ class Optimizers:
         for name, table in self.tables.items():
             table.rounding_key.fill_(rounding_key(self.seed, data_step, string_id(name)))
             table.drop()
+        for name, shared in self.shared.items():
+            rate = self.config.table_learning_rate * self.config.multiplier(f"{name}.weight")
+            shared.prepare(float(self._next_share()) * rate)
         self.adamw.zero_grad(set_to_none=True)
 
     def clip(self) -> torch.Tensor:
@@ -223,8 +241,9 @@ class Optimizers:
         The learning rates are those of the schedule's next step. A dropped step does not advance the schedule.
         """
         keep = torch.ones((), dtype=torch.bool, device=self.applied.device) if keep is None else keep
-        # Indexing by a tensor without dimensions would wait for the device; `take` does not.
-        self.share.copy_(self.schedule.take(self.applied.clamp_max(len(self.schedule) - 1)))
+        self.share.copy_(self._next_share())
+        for shared in self.shared.values():
+            shared.apply(keep)
         for name, table in self.tables.items():
             multiplier = self.config.multiplier(f"{name}.weight".lstrip("."))
             table.learning_rate.copy_(self.share * (self.config.table_learning_rate * multiplier))
@@ -236,6 +255,11 @@ class Optimizers:
         elif keep:
             self._move_dense(float(self.share))
         self.applied += keep
+
+    def _next_share(self) -> torch.Tensor:
+        """Returns the share of the peak rate that the next step uses, on the device."""
+        # Indexing by a tensor without dimensions would wait for the device; `take` does not.
+        return self.schedule.take(self.applied.clamp_max(len(self.schedule) - 1))
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:

@@ -12,9 +12,8 @@ The checkpoint stores the judgement, so no judgement is lost or made twice.
 
 from __future__ import annotations
 
+import functools
 import math
-import os
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,12 +25,12 @@ import torch
 
 from tackboard.batch import HashConfig, RequestBatch, item_rows
 from tackboard.batch.batches import Batch
-from tackboard.checkpoint.store import Checkpoint, CheckpointStore
+from tackboard.checkpoint.store import Checkpoint, CheckpointStore, load_checkpoint
 from tackboard.checkpoint.trained import FORMAT_VERSION, load_trained
 from tackboard.core.errors import DivergedError, Preempted, TackboardError, UsageError
 from tackboard.core.hashing import mix64
 from tackboard.core.locks import silence_to_wait_for, wait_for_lock
-from tackboard.core.machine import has_nvidia_driver, keep_freed_memory, usable_cores
+from tackboard.core.machine import keep_freed_memory, usable_cores
 from tackboard.core.progress import Progress, say
 from tackboard.core.rundir import RunDirectory
 from tackboard.data.cluster import ClusterSteps
@@ -42,8 +41,13 @@ from tackboard.features.feature_set import FILE_NAME, read_features
 from tackboard.models.description import describe_model
 from tackboard.models.interface import build_model, compile_parts
 from tackboard.models.tables import rows_on
+from tackboard.parallel.exchange import share_items
+from tackboard.parallel.gradients import GradientSum
+from tackboard.parallel.tables import ShardedTables, shard_tables
+from tackboard.parallel.world import ALONE, World
 from tackboard.train.compilation import CompilationWatch
 from tackboard.train.config import RunConfig, config_to_json
+from tackboard.train.execution import choose_device, shall_compile, shall_pad, shall_replay
 from tackboard.train.guard import Guard
 from tackboard.train.optimizers import Optimizers
 from tackboard.train.saving import Saver
@@ -72,18 +76,21 @@ class Trainer:
         *,
         steps: NumberedSteps[Any] | None = None,
         checkpoint: Checkpoint | None = None,
+        world: World = ALONE,
         quiet: bool = True,
         on_checkpoint: Callable[[Trainer], None] | None = None,
     ) -> None:
         """`source` is the opened data of the config. `steps` holds its numbered steps, or None if there are none yet.
 
-        `checkpoint` is the run's newest checkpoint if the caller has verified it, else None. `on_checkpoint` is called
-        after each checkpoint, for example to evaluate the model.
+        `checkpoint` is the run's newest checkpoint if the caller has verified it, else None. `world` holds the processes
+        that train together; each makes its own Trainer. `on_checkpoint` is called after each checkpoint, for example to
+        evaluate the model.
         """
         self.config = config
         self.run = run
         self.source = source
-        self.device = choose_device(config.training.device)
+        self.world = world
+        self.device = choose_device(config.training.device) if world.is_alone else world.device
         if self.device.type == "cpu":
             keep_freed_memory()
         precision = config.training.precision
@@ -93,33 +100,40 @@ class Trainer:
         torch.set_num_threads(self.num_threads)
         torch.use_deterministic_algorithms(self.device.type == "cpu")
         torch.manual_seed(config.seed)
-        with rows_on(self.device):
+        # The processes of a world make their parts of the tables in `shard_tables`.
+        with rows_on(self.device if world.is_alone else "meta"):
             model = build_model(config.model, source.vocabulary)
+        sharded = {} if world.is_alone else _shared_among(model, config, world)
         self.model: Any = model.to(self.device)
         self.is_compiled = shall_compile(config.training.compile, self.device)
         self.watch: CompilationWatch | None = None
         if self.is_compiled:
             compile_parts(self.model)
             self.watch = CompilationWatch(self.model)
-        self.pads = shall_pad(config.training.pad_shapes, self.model, self.device, is_compiled=self.is_compiled)
+        self.pads = world.is_alone and shall_pad(
+            config.training.pad_shapes, self.model, self.device, is_compiled=self.is_compiled
+        )
         self.has_state_beyond_parameters = len(self.model.state_dict()) > sum(
             1 for _ in self.model.named_parameters(remove_duplicate=False)
         )
         """Whether the model has state other than its parameters, for example streaming frequencies."""
-        self.optimizers = Optimizers(self.model, config.optimizer, config.training.steps, seed=config.seed)
+        self.optimizers = Optimizers(
+            self.model, config.optimizer, config.training.steps, seed=config.seed, sharded=sharded
+        )
+        self.gradients = None if world.is_alone else GradientSum(list(self.optimizers.dense.values()), world)
         is_replayed = shall_replay(config.training.cuda_graphs, self.model, self.device, pads=self.pads)
         self.replay = StepReplay(self._compute, self.optimizers.recording) if is_replayed else None
         self.on_checkpoint = on_checkpoint
         self.guard = Guard(config.guard, self.device)
-        tables = config.model.tables
-        self.steps: NumberedSteps[Any] = steps or config.data.steps(source, tables, config.seed, quiet=quiet)
+        tables, place = config.model.tables, {"rank": world.rank, "world_size": world.size}
+        self.steps: NumberedSteps[Any] = steps or config.data.steps(source, tables, config.seed, quiet=quiet, **place)
         self.batches: NumberedSteps[Any] | ClusterSteps = self.steps
         if config.data.ray_address:
             self.batches = ClusterSteps(self.steps, config.data.ray_address)  # type: ignore[arg-type]
         self.validation = Validation(config.training.patience)
         self.judges: NumberedSteps[Any] | None = None
         if config.training.validate_every:
-            self.judges = config.data.steps(source, tables, config.seed, part="validation", quiet=quiet)
+            self.judges = config.data.steps(source, tables, config.seed, part="validation", quiet=quiet, **place)
         self.store = CheckpointStore(run.checkpoints)
         self.saver = Saver(self.model, self.optimizers, self.store, run)
         self._verified = checkpoint
@@ -130,6 +144,12 @@ class Trainer:
         self.num_made = 0
         """Number of steps that this process has made."""
         self.data_step = self.num_tokens = 0
+        self.is_stopping = False
+        """Whether any of several processes has been asked to stop."""
+        self._stop: list[int] = []
+        """The signals that asked this process to stop."""
+        self._tokens = 0
+        """Number of tokens of the present step, in all processes."""
         self.is_compiling = False
         """Whether the first step of a compiled model is running. Compiling makes this step slow."""
         self.last_loss = self._last_norm = float("nan")
@@ -147,9 +167,13 @@ class Trainer:
 
     def train(self, *, quiet: bool = False) -> None:
         """Trains to the last step. Raises DivergedError, Preempted (with the state saved), or any other error."""
-        with _only_process(self.run), _stop_signals(lambda: self.is_compiling) as stop:
-            self.run.clean()
-            self.store.clean()
+        lock = _only_process(self.run) if self.world.is_first else nullcontext()
+        with lock, _stop_signals(lambda: self.is_compiling) as stop:
+            if self.world.is_first:
+                self.run.clean()
+                self.store.clean()
+            self.world.wait_for_all()
+            self._stop = stop
             self._resume_or_start()
             # `latest` moves only now, because a run that starts from `runs/latest` must first read that run.
             self.run.make_latest()
@@ -194,11 +218,11 @@ class Trainer:
                             self.saver.wait()
                             with self.uncompiled():
                                 self.on_checkpoint(self)
-                    if stop:
+                    if stop if self.world.is_alone else self.is_stopping:
                         self._settle()
                         self.save()
                         self.saver.wait()
-                        raise self._preempted(stop[0])
+                        raise self._preempted((stop or [signal.SIGTERM])[0])
                     if self.validation.is_over:
                         self.run.log_event("stopped_early", step=self.step, best_step=self.validation.best_step)
                         break
@@ -212,7 +236,7 @@ class Trainer:
         if self.judges is None or self.step % every:
             return False
         with self.uncompiled(), torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_half):
-            loss = mean_loss(self.model, self.judges, self.device, self.config.training.validation_steps)
+            loss = mean_loss(self.model, self.judges, self.device, self.config.training.validation_steps, self.world)
         is_better = self.validation.note(self.step, loss)
         self.run.log_event("validated", step=self.step, loss=loss, best_step=self.validation.best_step)
         say(f"step {self.step:,}: validation loss {loss:.4f}{', the best so far' if is_better else ''}")
@@ -256,8 +280,9 @@ class Trainer:
         for module in self.optimizers.frozen:
             module.eval()
         self.optimizers.prepare(data_step)
+        self._tokens = batch.num_tokens
         verdict, self._metrics = self._compute(batch) if self.replay is None else self.replay(batch)
-        self._unread.append((data_step, batch.num_tokens, verdict))
+        self._unread.append((data_step, self._tokens, verdict))
         self.is_compiling = False
         self._tell_recompilations()
         self.num_made += 1
@@ -270,7 +295,13 @@ class Trainer:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_half):
             output = self.model.loss(batch)
         output.loss.backward()
-        verdict = self.guard.judge(output.loss, self.optimizers.clip())
+        loss = output.loss
+        if self.gradients is not None:
+            # A process sees a signal at its own time, so all of them stop after the step in which the first one says so.
+            agreed = self.gradients.agree(self._tokens, is_stopping=bool(self._stop))
+            self._tokens, self.is_stopping, has_gradient = agreed
+            loss = self.gradients.add(loss, has_gradient)
+        verdict = self.guard.judge(loss, self.optimizers.clip())
         self.optimizers.step(verdict.keep)
         return verdict.packed(), output.metrics
 
@@ -283,7 +314,8 @@ class Trainer:
 
     def _seed_of(self, data_step: int) -> int:
         """Returns the seed of dropout and of a batch's random targets: a function of (seed, data step)."""
-        return int(mix64(self.config.seed * 1_000_003 + data_step, 17)[0] >> 1)
+        stream = 17 + (self.world.rank << 32)  # Each process drops and draws other numbers.
+        return int(mix64(self.config.seed * 1_000_003 + data_step, stream)[0] >> 1)
 
     def _prepared(self, data_step: int, batch: Batch) -> Batch:
         """Returns the batch with what the model prepares on the CPU. Another thread may call this."""
@@ -349,7 +381,7 @@ class Trainer:
 
     def _roll_back(self) -> None:
         self.saver.wait()
-        checkpoint = self.store.find_latest()
+        checkpoint = self._newest()
         if checkpoint is None:
             raise DivergedError(f"there is no checkpoint to go back to in {self.run.checkpoints}")
         self._load(checkpoint)
@@ -357,8 +389,7 @@ class Trainer:
         self.run.log_event("rolled_back", step=self.step)
 
     def _resume_or_start(self) -> None:
-        checkpoint = self.store.find_latest(self._verified)
-        self._verified = None  # Mapped files take disk space, even after removal, while an object refers to them.
+        checkpoint = self._newest()
         if checkpoint is None:
             self.run.cut_metrics_after(self.step)  # If every checkpoint was damaged, old metrics exist.
             self.started_from = take_parameters(self.model, self.config, self.source)
@@ -378,10 +409,18 @@ class Trainer:
                 # Sums over another number of threads are rounded differently; everything else stays the same.
                 say(f"warning: the run had {before} threads and has {self.num_threads} now: results differ in rounding")
             # `latest` may name another checkpoint: after a kill between the two renames of a save, or after damage.
-            self.store.point_latest(checkpoint.path)
-            self.store.point_best(self.validation.best_step)
+            if self.world.is_first:
+                self.store.point_latest(checkpoint.path)
+                self.store.point_best(self.validation.best_step)
             self.run.cut_metrics_after(self.step)
             self.run.log_event("resume", step=self.step)
+
+    def _newest(self) -> Checkpoint | None:
+        """Returns the newest intact checkpoint, the same one in every process."""
+        checkpoint = self.store.find_latest(self._verified) if self.world.is_first else None
+        self._verified = None  # Mapped files take disk space, even after removal, while an object refers to them.
+        path = self.world.from_first(checkpoint and checkpoint.path)
+        return load_checkpoint(path) if checkpoint is None and path is not None else checkpoint
 
     def save(self) -> None:
         """Copies the present state and begins to write its checkpoint; `saver.wait` waits until it is complete.
@@ -454,68 +493,22 @@ class Trainer:
         return checkpoint.state
 
 
-def choose_device(name: str, setting: str = "training.device", fix: str = "--set training.device=") -> torch.device:
-    """Returns the device of this name; `auto` means a GPU if torch sees one.
-
-    Raises UsageError if the name is that of a GPU that torch does not see. `setting` and `fix` tell where the name came
-    from and how to give another name.
-    """
-    if name == "auto":
-        is_there = torch.cuda.is_available()
-        if not is_there and has_nvidia_driver():
-            say("warning: an NVIDIA driver is loaded, but torch sees no GPU, so the CPU is used: run tackboard doctor")
-        return torch.device("cuda" if is_there else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"{setting} = {name}, but torch sees no GPU", fix=f"{fix}cpu")
-    if device.type == "cuda" and (device.index or 0) >= (num_gpus := torch.cuda.device_count()):
+def _shared_among(model: torch.nn.Module, config: RunConfig, world: World) -> dict[str, ShardedTables]:
+    """Divides the tables of a model among the processes of a world. Raises UsageError if its loss cannot be shared."""
+    if not hasattr(model, "share_items"):
         raise UsageError(
-            f"{setting} = {name}, but torch sees {num_gpus} {'GPU' if num_gpus == 1 else 'GPUs'}",
-            allowed="allowed: " + ", ".join(f"cuda:{number}" for number in range(num_gpus)),
-            fix=f"{fix}cuda",
+            f"{type(model).__name__} cannot be trained in {world.size} processes",
+            allowed="allowed: a PinFM on segments of histories or on a stream; other models train in one process",
+            fix="start the command without torchrun",
         )
-    return device
-
-
-def shall_compile(wanted: str, device: torch.device) -> bool:
-    """Returns whether to compile on this device. Raises UsageError if `training.compile` is on without a compiler."""
-    if wanted == "off" or (wanted == "auto" and device.type != "cuda"):
-        return False
-    names = (os.environ.get("CXX", "g++"), os.environ.get("CC", "gcc"))
-    missing = [name for name in names if shutil.which(name) is None]
-    if missing and wanted == "on":
+    if config.start.run:
         raise UsageError(
-            f"training.compile is on, but there is no {' and no '.join(missing)}",
-            allowed="torch compiles with a C++ compiler",
-            fix="install one (apt-get install g++), or --set training.compile=off",
+            f"{config.name} starts from {config.start.run}, which several processes cannot do yet",
+            allowed="allowed: a run that begins with random parameters, or --resume",
+            fix="start the command without torchrun",
         )
-    if missing:
-        say(f"warning: training.compile = auto does not compile: there is no {' and no '.join(missing)}")
-    return not missing
-
-
-def shall_pad(wanted: str, model: Any, device: torch.device, *, is_compiled: bool) -> bool:
-    """Returns whether to pad batches. Raises UsageError if `training.pad_shapes` is on for a model that cannot pad."""
-    can_pad = bool(getattr(model, "can_pad", False))
-    if wanted == "on" and not can_pad:
-        raise UsageError(
-            f"training.pad_shapes is on, but {type(model).__name__} cannot pad its batches",
-            allowed="a model that can pad, such as PinFM, has can_pad = True (models/interface.py)",
-            fix="--set training.pad_shapes=auto",
-        )
-    return wanted == "on" or (wanted == "auto" and can_pad and is_compiled and device.type == "cuda")
-
-
-def shall_replay(wanted: str, model: Any, device: torch.device, *, pads: bool) -> bool:
-    """Says whether to replay steps as CUDA graphs. Raises UsageError if `wanted` is `on` and replay is impossible."""
-    can_replay = pads and device.type == "cuda" and bool(getattr(model, "can_replay", False))
-    if wanted == "on" and not can_replay:
-        raise UsageError(
-            f"training.cuda_graphs is on, but this {type(model).__name__} on {device.type} cannot replay its steps",
-            allowed="allowed: a model with can_replay = True, such as PinFM, on a GPU with padded batches",
-            fix="--set training.cuda_graphs=auto",
-        )
-    return wanted != "off" and can_replay
+    model.share_items = functools.partial(share_items, world=world)  # type: ignore[assignment]
+    return shard_tables(model, world, config.parallel)
 
 
 def _shared_rows(hashing: HashConfig, source: SequenceSource) -> list[str]:

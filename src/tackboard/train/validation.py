@@ -15,6 +15,7 @@ import torch
 from tackboard.core.errors import DataError
 from tackboard.data.prefetch import on_device
 from tackboard.data.steps import NumberedSteps
+from tackboard.parallel.world import ALONE, World
 
 
 class Validation:
@@ -54,18 +55,24 @@ class Validation:
 
 
 @torch.no_grad()
-def mean_loss(model: Any, judges: NumberedSteps[Any], device: torch.device, max_steps: int) -> float:
-    """Returns the mean loss of a model over the held-out steps `judges`, or over the first `max_steps` of them."""
+def mean_loss(
+    model: Any, judges: NumberedSteps[Any], device: torch.device, max_steps: int, world: World = ALONE
+) -> float:
+    """Returns the mean loss of a model over the held-out steps `judges`, or over the first `max_steps` of them.
+
+    If several processes train together, each has its share of every step, and all return the mean of all shares.
+    """
     model.eval()
     torch.default_generator.manual_seed(0)
     if device.type == "cuda":
         torch.cuda.manual_seed(0)
     total, weight = 0.0, 0.0
     for _, batch in on_device(judges.iterate(range(min(max_steps, judges.plan.first_step(1)))), device):
-        if batch.has_targets():
+        num_examples = int(world.sum_(torch.tensor(batch.num_examples())))
+        if num_examples:
             output = model.loss(batch)
-            size = float(batch.num_examples() if output.weight is None else output.weight)
-            total += size * float(output.loss)
+            size = float(num_examples if output.weight is None else output.weight)
+            total += size * float(world.sum_(output.loss.clone()))
             weight += size
     if not weight:
         raise DataError(

@@ -15,8 +15,8 @@ from tackboard.core.errors import UsageError
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.models.pinfm import PinFMConfig
 from tackboard.train import step_graphs
+from tackboard.train.execution import shall_replay
 from tackboard.train.step_graphs import StepReplay
-from tackboard.train.trainer import shall_replay
 
 
 @dataclasses.dataclass(frozen=True)

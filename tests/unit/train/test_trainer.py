@@ -31,8 +31,9 @@ from tackboard.models.interface import LossOutput
 from tackboard.models.ranker import Ranker, RankerConfig
 from tackboard.train import trainer as trainer_module
 from tackboard.train.config import RunConfig, config_to_json, features_for
+from tackboard.train.execution import choose_device, shall_compile
 from tackboard.train.start import open_source
-from tackboard.train.trainer import Trainer, choose_device, shall_compile
+from tackboard.train.trainer import Trainer
 
 Config = Callable[..., RunConfig]
 MakeTrainer = Callable[..., Trainer]

@@ -18,7 +18,8 @@ from tackboard.data.source import SequenceSource
 from tackboard.models.sequential import SequentialConfig
 from tackboard.train import trainer as trainer_module
 from tackboard.train.config import RunConfig, config_to_json
-from tackboard.train.trainer import WARM_UP_STEPS, Trainer, shall_pad
+from tackboard.train.execution import shall_pad
+from tackboard.train.trainer import WARM_UP_STEPS, Trainer
 
 Config = Callable[..., RunConfig]
 MakeTrainer = Callable[..., Trainer]

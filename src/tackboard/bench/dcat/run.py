@@ -29,8 +29,8 @@ from tackboard.bench.report import where_and_when
 from tackboard.bench.turns import Neighbours, judged
 from tackboard.core.machine import usable_cores
 from tackboard.core.progress import say
+from tackboard.train.execution import choose_device
 from tackboard.train.start import open_source
-from tackboard.train.trainer import choose_device
 
 PUBLISHED = {"serving": 7.0, "training": 3.0}
 """How many times as fast as self-attention the published DCAT is."""

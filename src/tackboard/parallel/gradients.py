@@ -1,0 +1,49 @@
+"""Sums losses, dense gradients and counts over the processes of a step.
+
+The loss of each process is its part of the loss of the whole step, already divided by the number of targets of all
+processes. So losses and gradients are added, not averaged. Decided: loss and gradients travel in one tensor, in one
+sum, which gives every process the same bits. So all guards come to the same verdict, and the dense parameters of all
+processes stay equal without being sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from tackboard.parallel.world import World
+
+
+class GradientSum:
+    """Adds up the gradients of a fixed list of parameters."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], world: World) -> None:
+        self.parameters = list(parameters)
+        self.world = world
+
+    def agree(self, num_tokens: int, *, is_stopping: bool) -> tuple[int, bool, list[bool]]:
+        """Returns the tokens of all processes, whether any of them is asked to stop, and which parameters have a
+        gradient in any process. Call this after the backward pass."""
+        has_gradient = [parameter.grad is not None for parameter in self.parameters]
+        told = self.world.sum_(torch.tensor([num_tokens, is_stopping, *has_gradient]))
+        return int(told[0]), bool(told[1]), [bool(number) for number in told[2:].tolist()]
+
+    @torch.no_grad()
+    def add(self, loss: torch.Tensor, has_gradient: Sequence[bool]) -> torch.Tensor:
+        """Replaces the gradients by their sums over all processes; returns the sum of the losses.
+
+        A parameter without a gradient in any process keeps none, so the optimiser leaves it alone.
+        """
+        chosen = [parameter for parameter, has in zip(self.parameters, has_gradient, strict=True) if has]
+        for parameter in chosen:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [parameter.grad for parameter in chosen if parameter.grad is not None]
+        joined = torch.cat([loss.detach().float().view(1), *(gradient.float().view(-1) for gradient in gradients)])
+        self.world.sum_(joined)
+        parts = joined[1:].split([gradient.numel() for gradient in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
+        return joined[0]
