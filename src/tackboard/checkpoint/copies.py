@@ -5,14 +5,16 @@ written are copied, block by block, so the device never holds a second table. Co
 do not wait for each other; `finish` waits for all of them.
 
 Decided: copying also checks that numbers are finite, because it reads everything that will be written. A row that is
-not written still has its initial values, which are finite.
+not written still has its initial values, which are finite. A table may be given as several blocks of rows. They become
+one tensor, or one list of changed rows, whose positions count from the beginning of the whole table.
 
-Shapes: R rows of a table, N rows to be written, d width of a row.
+Shapes: R rows of a block, N rows to be written, d width of a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -23,7 +25,20 @@ from tackboard.ops.fresh_rows import FreshRows
 ROWS_AT_ONCE = 1 << 20
 """Number of rows of a table that are processed at once."""
 IsChanged = Callable[[slice], torch.Tensor]
-"""Takes a slice of a table's rows, and returns a bool tensor that says which of these rows are to be written."""
+"""Takes a slice of a block's rows, and returns a bool tensor that says which of these rows are to be written."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """Neighbouring rows of a table, from `first_row` of the whole table on."""
+
+    first_row: int
+    tensor_Rd: torch.Tensor
+    is_changed: IsChanged
+
+    def count(self) -> list[int]:
+        """Returns the number of changed rows in each slice. The host waits for the device only once."""
+        return count_rows(self.tensor_Rd.shape[0], self.is_changed)
 
 
 class Copies:
@@ -43,28 +58,48 @@ class Copies:
         return copy
 
     def rows(
-        self, name: str, tensor_Rd: torch.Tensor, is_changed: IsChanged, counts: list[int], fresh: FreshRows | None
+        self,
+        name: str,
+        blocks: Sequence[Block],
+        counts: Sequence[list[int]],
+        num_rows: int,
+        fresh: FreshRows | None,
+        *,
+        may_be_whole: bool = True,
     ) -> Stored:
-        """Returns a copy of the changed rows of a tensor, or of the whole tensor if that is smaller.
+        """Returns a copy of the changed rows of a table, given as one or more blocks in ascending order.
 
-        `counts` holds the number of changed rows in each slice, as `count_rows` returns it.
+        `counts` holds what `Block.count` returned. `num_rows` is the number of rows of the whole table. If that is
+        smaller, and `may_be_whole`, then the whole table is copied; the blocks must have all of its rows.
         """
-        num_rows, number = tensor_Rd.shape[0], sum(counts)
-        if not is_smaller(number, num_rows, row_bytes(tensor_Rd)):
-            return self.whole(name, tensor_Rd, must_be_finite=True)
-        rows_N = self._room(torch.Size((number,)), tensor_Rd, rows_dtype(num_rows))
-        values_Nd = self._room(torch.Size((number, *tensor_Rd.shape[1:])), tensor_Rd)
+        like, number = blocks[0].tensor_Rd, sum(map(sum, counts))
+        if may_be_whole and not is_smaller(number, num_rows, row_bytes(like)):
+            return self._joined(name, blocks, num_rows)
+        rows_N = self._room(torch.Size((number,)), like, rows_dtype(num_rows))
+        values_Nd = self._room(torch.Size((number, *like.shape[1:])), like)
         start = 0
-        for place, count in zip(slices(num_rows), counts, strict=True):
-            if not count:
-                continue
-            rows_B = is_changed(place).nonzero().view(-1) + place.start
-            values_Bd = tensor_Rd.detach()[rows_B]
-            self._check(name, values_Bd)
-            rows_N[start : start + count].copy_(rows_B, non_blocking=True)
-            values_Nd[start : start + count].copy_(values_Bd, non_blocking=True)
-            start += count
+        for block, block_counts in zip(blocks, counts, strict=True):
+            for place, count in zip(slices(block.tensor_Rd.shape[0]), block_counts, strict=True):
+                if not count:
+                    continue
+                rows_B = block.is_changed(place).nonzero().view(-1) + place.start
+                values_Bd = block.tensor_Rd.detach()[rows_B]
+                self._check(name, values_Bd)
+                rows_N[start : start + count].copy_(rows_B + block.first_row, non_blocking=True)
+                values_Nd[start : start + count].copy_(values_Bd, non_blocking=True)
+                start += count
         return ChangedRows(rows_N, values_Nd, num_rows, fresh)
+
+    def _joined(self, name: str, blocks: Sequence[Block], num_rows: int) -> torch.Tensor:
+        assert sum(len(block.tensor_Rd) for block in blocks) == num_rows
+        like = blocks[0].tensor_Rd
+        copy = self._room(torch.Size((num_rows, *like.shape[1:])), like)
+        for block in blocks:
+            rows_Rd = block.tensor_Rd.detach()
+            copy[block.first_row : block.first_row + len(rows_Rd)].copy_(rows_Rd, non_blocking=True)
+            for numbers in rows_Rd.flatten().split(ROWS_AT_ONCE):
+                self._check(name, numbers)
+        return copy
 
     def finish(self) -> str | None:
         """Waits for all copies. Returns the name of the first tensor with a number that is not finite, or None."""
@@ -100,9 +135,15 @@ def row_bytes(tensor_Rd: torch.Tensor) -> int:
     return tensor_Rd.itemsize * (tensor_Rd.numel() // max(1, tensor_Rd.shape[0]))
 
 
-def stored_bytes(tensor_Rd: torch.Tensor, num_changed: int) -> int:
-    """Returns the size in bytes of the copy that `Copies.rows` makes."""
-    num_rows, each = tensor_Rd.shape[0], row_bytes(tensor_Rd)
-    if not is_smaller(num_changed, num_rows, each):
+def stored_bytes(
+    tensor_Rd: torch.Tensor, num_changed: int, num_rows: int | None = None, *, may_be_whole: bool = True
+) -> int:
+    """Returns the size in bytes of the copy that `Copies.rows` makes.
+
+    `tensor_Rd` holds all rows of the table, or some of its `num_rows` rows.
+    """
+    num_rows = tensor_Rd.shape[0] if num_rows is None else num_rows
+    each = row_bytes(tensor_Rd)
+    if may_be_whole and not is_smaller(num_changed, num_rows, each):
         return num_rows * each
     return num_changed * (each + rows_dtype(num_rows).itemsize)

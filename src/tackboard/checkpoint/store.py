@@ -1,6 +1,7 @@
 """Keeps the checkpoints of one run, each with groups of named tensors and a JSON state. Loading detects damaged files.
 
     checkpoints/step-00000200/   <group>.safetensors … · state.json · features.json · MANIFEST.json
+                                 <group>-r00003.safetensors         if several processes wrote it (see parts.py)
     checkpoints/latest           -> step-00000200
     checkpoints/best             -> step-00000100        if the run is validated during training
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from tackboard.checkpoint.parts import SharedSave, group_of
 from tackboard.core.errors import CorruptFileError, DataError
 from tackboard.core.files import (
     new_directory,
@@ -68,10 +71,13 @@ class CheckpointStore:
         state: Mapping[str, Any],
         documents: Mapping[str, Mapping[str, Any]] | None = None,
         best: int | None = None,
+        shared: SharedSave | None = None,
     ) -> Path:
         """Writes the checkpoint of `step` and points `latest` at it. An intact checkpoint of the same step is kept.
 
-        `documents` holds further JSON files, by name. `best` is the step of the best checkpoint, if there is one.
+        `documents` holds further JSON files, by name. `best` is the step of the best checkpoint, if there is one. If
+        several processes write the checkpoint, then the process of rank 0 calls `save` with `shared`, and all others
+        call `save_part`.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         final = self.folder / f"step-{step:08d}"
@@ -80,24 +86,34 @@ class CheckpointStore:
             remove_directory(final)
         if not final.exists():
             with new_directory(final) as temporary:
-                for group, tensors in groups.items():
-                    name = f"{group}.safetensors"
-                    reach(f"{name}:before-write")
-                    save_tensors(tensors, temporary / name)
-                    reach(f"{name}:after-write")
+                meant = _write_groups(groups, temporary)
                 for name, document in (documents or {}).items():
                     write_json_atomic(temporary / name, dict(document))
                 write_json_atomic(temporary / "state.json", dict(state))
-                meant = [*(f"{group}.safetensors" for group in groups), *(documents or {}), "state.json"]
-                write_manifest(temporary, KIND, {"step": step}, meant=meant)
+                hashes = shared.move_parts(temporary) if shared is not None else {}
+                meant += [*(documents or {}), "state.json", *hashes]
+                write_manifest(temporary, KIND, {"step": step}, meant=meant, hashes=hashes)
+        elif shared is not None:
+            shared.wait_for_parts()
         self.point_latest(final)
         self.point_best(best)
         self._prune(final)
+        if shared is not None:
+            shared.release()
         return final
+
+    def save_part(self, groups: Mapping[str, Tensors], shared: SharedSave) -> None:
+        """Writes the part of a process whose rank is not 0; returns when the checkpoint is complete."""
+        own = shared.part(shared.rank)
+        own.mkdir(parents=True)
+        shared.seal_part(_write_groups(groups, own))
+        shared.wait_for_checkpoint(self.folder / f"step-{shared.step:08d}")
 
     def clean(self) -> None:
         """Removes the files of killed writers. The caller must hold the run's lock."""
         remove_leftovers(self.folder)
+        for path in self.folder.glob(".step-*.parts-*"):
+            shutil.rmtree(path, ignore_errors=True)
 
     def point_latest(self, path: Path) -> None:
         """Points `latest` at `path`, a checkpoint of this folder."""
@@ -141,6 +157,18 @@ class CheckpointStore:
                 remove_directory(path)
 
 
+def _write_groups(groups: Mapping[str, Tensors], folder: Path) -> list[str]:
+    """Writes each group to a file; returns the names of the files."""
+    names = []
+    for group, tensors in groups.items():
+        name = f"{group}.safetensors"
+        reach(f"{name}:before-write")
+        save_tensors(tensors, folder / name)
+        reach(f"{name}:after-write")
+        names.append(name)
+    return names
+
+
 def save_tensors(tensors: Tensors, path: Path) -> None:
     """Writes named tensors as safetensors. A failing disk raises OSError with an errno, as in any other write."""
     stored = {key: tensor.detach().contiguous() for key, tensor in tensors.items()}
@@ -170,6 +198,7 @@ def _is_intact(path: Path) -> bool:
 def load_checkpoint(path: Path | Checkpoint, groups: tuple[str, ...] | None = None) -> Checkpoint:
     """Verifies every byte of a checkpoint, then reads its state and all tensors, or only the tensors of `groups`.
 
+    The parts of a group belong to it: `tables` stands for `tables-r00003` too.
     A `Checkpoint` is already verified and is returned as it is.
     """
     if isinstance(path, Checkpoint):
@@ -181,7 +210,7 @@ def load_checkpoint(path: Path | Checkpoint, groups: tuple[str, ...] | None = No
 def _read(path: Path, manifest: Mapping[str, Any], groups: tuple[str, ...] | None = None) -> Checkpoint:
     names = [entry["name"] for entry in manifest["files"] if "/" not in entry["name"]]
     present = [name.removesuffix(".safetensors") for name in names if name.endswith(".safetensors")]
-    wanted = [group for group in present if groups is None or group in groups]
+    wanted = [group for group in present if groups is None or group_of(group)[0] in groups]
     tensors = {group: load_tensors(path / f"{group}.safetensors") for group in wanted}
     return Checkpoint(path=path, state=read_json(path / "state.json"), tensors=tensors)
 

@@ -7,14 +7,16 @@ how its fresh rows are made:
     "fresh_rows": {"item_tables.weight": {"key": 1234, "std": 0.1, "num_rows": 8000000}}
 
 Adagrad's running sums of squared gradients (`adagrad.item_tables`, one number per row) are stored for the same rows
-and are 0 for all other rows. Decided: the smaller of the two forms is written. A file from outside can be wrong, so
-positions are checked before any row is written to them.
+and are 0 for all other rows. Decided: the smaller of the two forms is written. If several processes write, each stores
+its rows as `NAME:rows` and `NAME:values` in a file of its own (see parts.py), whatever is smaller. A file from outside
+can be wrong, so positions are checked before any row is written to them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ ROWS, VALUES = ":rows", ":values"
 SUMS = "adagrad."
 _FIELDS = {"key": int, "std": float, "num_rows": int}
 _INT32_ROWS = 1 << 31
+_ROWS_AT_ONCE = 1 << 22
 
 
 def rows_dtype(num_rows: int) -> torch.dtype:
@@ -65,6 +68,26 @@ def decode(tensors: Mapping[str, torch.Tensor], described: Mapping[str, Any]) ->
     return decoded
 
 
+def merge(parts: Sequence[Mapping[str, Stored]]) -> dict[str, Stored]:
+    """Returns the tensors of which several processes have stored parts, each read by `decode`.
+
+    Raises DataError if the parts of a tensor do not belong together, or if two parts hold the same row.
+    """
+    found: dict[str, list[ChangedRows]] = {}
+    for part in parts:
+        for name, stored in part.items():
+            if not isinstance(stored, ChangedRows):
+                raise DataError(f"the part of {name} has no positions")
+            found.setdefault(name, []).append(stored)
+    merged: dict[str, Stored] = {}
+    for name, (first, *others) in found.items():
+        if any((other.shape, other.dtype) != (first.shape, first.dtype) for other in others):
+            raise DataError(f"the parts of {name} have different shapes or types")
+        merged[name] = dataclasses.replace(first, others=tuple(others))
+        _check_disjoint(name, [part.rows_N for part in (first, *others)])
+    return merged
+
+
 def describe(fresh: Mapping[str, tuple[FreshRows, int]]) -> dict[str, Any]:
     """Returns the content of `fresh_rows` in state.json. `fresh` holds (fresh rows, number of rows) of each table."""
     return {name: {"key": rows.key, "std": rows.std, "num_rows": number} for name, (rows, number) in fresh.items()}
@@ -95,7 +118,7 @@ def _changed_rows(
         raise DataError(f"{name} has {tuple(rows_N.shape)} positions and {tuple(values_Nd.shape)} values")
     if rows_N.dtype != rows_dtype(num_rows) or not values_Nd.is_floating_point():
         raise DataError(f"{name} has positions of type {rows_N.dtype} and values of type {values_Nd.dtype}")
-    _check_positions(name, rows_N.split(1 << 22), num_rows)
+    _check_positions(name, rows_N.split(_ROWS_AT_ONCE), num_rows)
     return ChangedRows(rows_N, values_Nd, num_rows, None if is_sum else fresh)
 
 
@@ -108,3 +131,17 @@ def _check_positions(name: str, blocks: Iterable[torch.Tensor], num_rows: int) -
         if int(rows_B[0]) <= last or not bool((rows_B[1:] > rows_B[:-1]).all()) or int(rows_B[-1]) >= num_rows:
             raise DataError(f"{name}{ROWS} must hold rising positions from 0 to {num_rows - 1}")
         last = int(rows_B[-1])
+
+
+def _check_disjoint(name: str, parts: Sequence[torch.Tensor]) -> None:
+    """Raises DataError if two parts, whose positions rise, have a position in common. Nothing is joined as a whole."""
+    starts = [0] * len(parts)
+    while any(start < len(rows_N) for start, rows_N in zip(starts, parts, strict=True)):
+        blocks = [rows_N[start : start + _ROWS_AT_ONCE] for start, rows_N in zip(starts, parts, strict=True)]
+        # All positions up to this one lie in the blocks.
+        last = min(block[-1:] for block in blocks if len(block))
+        ends = [int(torch.searchsorted(block, last, right=True)) for block in blocks]
+        rows_B = torch.cat([block[:end] for block, end in zip(blocks, ends, strict=True)]).sort().values
+        if bool((rows_B[1:] == rows_B[:-1]).any()):
+            raise DataError(f"two parts of {name} hold the same row")
+        starts = [start + end for start, end in zip(starts, ends, strict=True)]

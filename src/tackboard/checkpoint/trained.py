@@ -10,8 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
+from tackboard.checkpoint.parts import group_of, part_name
 from tackboard.checkpoint.store import Checkpoint, load_checkpoint
-from tackboard.checkpoint.stored_rows import decode
+from tackboard.checkpoint.stored_rows import decode, merge
 from tackboard.core.documents import blaming, read_document
 from tackboard.core.errors import CorruptFileError, DataError
 from tackboard.core.manifest import stays_inside
@@ -20,6 +21,10 @@ from tackboard.models.changed_rows import Stored
 STATE = "state.json"
 FORMAT_VERSION = 2
 """In version 2, a table may be stored as only its changed rows. This form is used if it takes fewer bytes."""
+FORMAT_VERSION_OF_PARTS = 3
+"""In version 3, several processes have stored parts of the tables. One process still writes version 2."""
+PARTED = ("tables", "optimizer")
+"""The groups that have parts."""
 FIELDS = {
     "format_version": int,
     "step": int,
@@ -41,6 +46,7 @@ FIELDS = {
 OPTIONAL = {
     "order_version": int,
     "fresh_rows": dict,
+    "num_parts": int,
     "num_threads": int,
     "guard.num_spikes": int,
     "user_type": Literal["", "int64", "string"],
@@ -60,10 +66,17 @@ OPTIONAL = {
 def load_trained(path: Path | Checkpoint, groups: tuple[str, ...] = ("dense", "tables")) -> Checkpoint:
     """Verifies a checkpoint if necessary, checks its state and reads the tensors of `groups`, which must all exist."""
     checkpoint = load_checkpoint(path, groups)
+    num_parts = read_state(checkpoint.path).get("num_parts", 1)
     for group in groups:
-        if group not in checkpoint.tensors:
-            raise CorruptFileError(f"{checkpoint.path / group}.safetensors is missing")
-    read_state(checkpoint.path)
+        needed = [] if num_parts > 1 and group == "tables" else [group]
+        if num_parts > 1 and group in PARTED:
+            needed += [part_name(group, rank) for rank in range(num_parts)]
+        for name in needed:
+            if name not in checkpoint.tensors:
+                raise CorruptFileError(f"{checkpoint.path / name}.safetensors is missing")
+        for name in checkpoint.tensors:
+            if group_of(name)[0] == group and name not in needed:
+                raise CorruptFileError(f"{checkpoint.path / name}.safetensors is not one of the {num_parts} parts")
     return checkpoint
 
 
@@ -83,22 +96,37 @@ def stored_optimizer(checkpoint: Checkpoint) -> dict[str, Stored]:
 
 
 def _decoded(checkpoint: Checkpoint, group: str) -> dict[str, Stored]:
-    with blaming(checkpoint.path / f"{group}.safetensors"):
-        return decode(checkpoint.tensors[group], checkpoint.state.get("fresh_rows", {}))
+    whole: dict[str, Stored] = {}
+    parts: list[dict[str, Stored]] = []
+    for name, tensors in sorted(checkpoint.tensors.items()):
+        if group_of(name)[0] == group:
+            with blaming(checkpoint.path / f"{name}.safetensors"):
+                stored = decode(tensors, checkpoint.state.get("fresh_rows", {}))
+            if name == group:
+                whole = stored
+            else:
+                parts.append(stored)
+    with blaming(checkpoint.path / group):
+        merged = merge(parts)
+        if both := sorted(merged.keys() & whole.keys()):
+            raise DataError(f"{both[0]} is stored twice")
+    return whole | merged
 
 
 def read_state(folder: Path) -> dict[str, Any]:
     """Reads state.json of a checkpoint's folder and checks every field."""
     path = folder / STATE
     state = read_document(path, FIELDS, OPTIONAL)
-    if state["format_version"] > FORMAT_VERSION:
+    if state["format_version"] > FORMAT_VERSION_OF_PARTS:
         raise DataError(
             f"{path} has format version {state['format_version']}",
-            allowed=f"allowed: up to {FORMAT_VERSION}",
+            allowed=f"allowed: up to {FORMAT_VERSION_OF_PARTS}",
             fix="use a newer tackboard",
         )
     if min(state["step"], state["data_step"], state["num_tokens"], *state["guard"]["skipped"], 0) < 0:
         raise CorruptFileError(f"{path} is malformed: a number of steps or tokens is below 0")
+    if state.get("num_parts", 1) < 1:
+        raise CorruptFileError(f"{path} is malformed: num_parts = {state['num_parts']}", allowed="allowed: 1 or more")
     snapshot = state["lineage"]["snapshot"]
     if not stays_inside(snapshot) or "/" in snapshot or "\0" in state["lineage"]["dataset"]:
         raise CorruptFileError(

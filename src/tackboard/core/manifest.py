@@ -31,12 +31,18 @@ _DIGEST = re.compile(f"[0-9a-f]{{{_HEX_DIGITS}}}")
 
 
 def write_manifest(
-    folder: Path, kind: str, extra: Mapping[str, Any] | None = None, *, meant: Collection[str] | None = None
+    folder: Path,
+    kind: str,
+    extra: Mapping[str, Any] | None = None,
+    *,
+    meant: Collection[str] | None = None,
+    hashes: Mapping[str, str] | None = None,
 ) -> None:
     """Fsyncs and hashes every file under `folder`, then writes the folder's manifest, which also holds `extra`.
 
     `meant` names the files that the caller wrote. If the folder has other files or lacks a file, another process has
     changed it; StorageError is raised and no manifest is written. If `meant` is None, this is not checked.
+    `hashes` holds the SHA-256 of files that another process wrote. If one differs, StorageError is raised too.
     """
     files: list[dict[str, Any]] = []
     for path in _listed_files(folder):
@@ -53,6 +59,13 @@ def write_manifest(
             allowed="nothing was kept; another process removed or added files there",
             fix="stop the other process, then run the command again",
         )
+    for entry in files:
+        if (hashes or {}).get(entry["name"], entry["sha256"]) != entry["sha256"]:
+            raise StorageError(
+                f"{folder / entry['name']} has changed since another process wrote it",
+                allowed="nothing was kept",
+                fix="check the disk and its file system, then run the command again",
+            )
     content = {"kind": kind, "format_version": FORMAT_VERSION, **(extra or {}), "files": files}
     write_bytes_atomic(folder / MANIFEST, seal(content))
 

@@ -2,11 +2,12 @@
 
 `ChangedRows` holds the positions and values of the changed rows. Every other row still has its first value: a fresh row
 (`ops.fresh_rows`), or 0 for sums. Checkpoints store this form. A `ChangedRows` has the shape and type of the whole
-table, so it can be compared with a model before memory is allocated. `copy_rows` copies it into a tensor; `whole` makes
-the table.
+table, so it can be compared with a model before memory is allocated. `copy_rows` copies it into a tensor; `copy_range`
+copies only a range of rows; `whole` makes the table.
 
 Decided: a small file may stand for a large table, so `whole` compares the size of the table with the free memory first.
 Positions are row numbers of the whole table, even if a process trains only a part, so a checkpoint can be resharded.
+If several processes have stored parts of one table, the parts stay as they are: they are never joined in memory.
 
 Shapes: R rows of the whole table, N changed rows, d width of a row (sums have no second dimension).
 """
@@ -36,6 +37,13 @@ class ChangedRows:
     values_Nd: torch.Tensor
     num_rows: int
     fresh: FreshRows | None
+    others: tuple[ChangedRows, ...] = ()
+    """Further changed rows of the same tensor, which other processes have stored. No row occurs twice."""
+
+    @property
+    def parts(self) -> tuple[ChangedRows, ...]:
+        """The changed rows of all processes."""
+        return (self, *self.others)
 
     @property
     def shape(self) -> torch.Size:
@@ -81,15 +89,46 @@ def copy_rows(stored: Stored, target_Rd: torch.Tensor) -> None:
     if stored.shape != target_Rd.shape:
         raise DataError(f"stored rows have shape {tuple(stored.shape)}, not {tuple(target_Rd.shape)}")
     if isinstance(stored, torch.Tensor):
-        target_Rd.copy_(stored)
+        target_Rd.copy_(stored)  # It may be a tensor without rows.
+    else:
+        copy_range(stored, target_Rd, 0)
+
+
+@torch.no_grad()
+def copy_range(stored: Stored, target_Rd: torch.Tensor, first_row: int) -> None:
+    """Copies the rows of a stored tensor from `first_row` on into `target_Rd`, as many as it has.
+
+    Raises DataError if the stored tensor has too few rows, or rows of another width.
+    """
+    end = first_row + target_Rd.shape[0]
+    if stored.shape[1:] != target_Rd.shape[1:] or not 0 <= first_row <= end <= stored.shape[0]:
+        raise DataError(
+            f"stored rows have shape {tuple(stored.shape)}, so rows {first_row} to {end} do not fit into "
+            f"{tuple(target_Rd.shape)}"
+        )
+    if isinstance(stored, torch.Tensor):
+        target_Rd.copy_(stored[first_row:end])
         return
     if stored.fresh is None:
         target_Rd.zero_()
     else:
-        stored.fresh.fill(target_Rd, dtype=stored.dtype)
-    blocks = zip(stored.rows_N.split(ROWS_AT_ONCE), stored.values_Nd.split(ROWS_AT_ONCE), strict=True)
-    for rows_B, values_Bd in blocks:
-        target_Rd[rows_B.to(target_Rd.device, torch.int64)] = values_Bd.to(target_Rd.device, target_Rd.dtype)
+        stored.fresh.fill(target_Rd, first_row, stored.dtype)
+    for part in stored.parts:
+        own = rows_within(part.rows_N, first_row, end)
+        blocks = zip(part.rows_N[own].split(ROWS_AT_ONCE), part.values_Nd[own].split(ROWS_AT_ONCE), strict=True)
+        for rows_B, values_Bd in blocks:
+            places_B = rows_B.to(target_Rd.device, torch.int64) - first_row
+            target_Rd[places_B] = values_Bd.to(target_Rd.device, target_Rd.dtype)
+
+
+def rows_within(rows_N: torch.Tensor, first_row: int, end: int) -> slice:
+    """Returns where the positions from `first_row` up to and without `end` lie in `rows_N`, which rises."""
+    if first_row >= end:
+        return slice(0, 0)
+    # Both limits are positions of the table, so they fit into the type of `rows_N`. `end` itself may not.
+    low, last = torch.tensor([[first_row], [end - 1]], dtype=rows_N.dtype, device=rows_N.device)
+    start, stop = torch.searchsorted(rows_N, low), torch.searchsorted(rows_N, last, right=True)
+    return slice(int(start), int(stop))
 
 
 def whole_tensor(stored: Stored, where: Path, device: torch.device | str = "cpu") -> torch.Tensor:

@@ -24,8 +24,9 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from tackboard.core.documents import blaming
 from tackboard.core.errors import CorruptFileError, DataError
 from tackboard.core.vocabulary import Vocabulary
-from tackboard.models.changed_rows import Stored, copy_rows, whole_tensor
+from tackboard.models.changed_rows import Stored, copy_range, whole_tensor
 from tackboard.models.interface import build_model
+from tackboard.models.table_pieces import tables_in_pieces
 from tackboard.models.tables import STORAGES, rows_on, table_parameter_names
 
 SPARE_PARAMETERS = 1000
@@ -93,17 +94,23 @@ def restore_model(
 
 
 def load_parameters(model: nn.Module, stored: Tensors, where: Path) -> None:
-    """Copies the parameters `stored` into a model, after `check_tensors`. Tables are filled in place."""
+    """Copies the parameters `stored` into a model, after `check_tensors`. Tables are filled in place.
+
+    Of a table in pieces, only the pieces of this process are filled.
+    """
     check_tensors(model, stored, where)
-    tables = table_parameter_names(model)
+    tables = tables_in_pieces(model)
     model.load_state_dict({name: stored[name] for name in stored if name not in tables}, strict=False)
-    for name in tables:
-        copy_rows(stored[name], model.get_parameter(name))
+    for name, table in tables.items():
+        for piece in table.pieces:
+            copy_range(stored[name], piece.rows_Rd, piece.first_row)
 
 
 def check_tensors(model: nn.Module, stored: Tensors, where: Path) -> None:
     """Raises CorruptFileError with `where` unless `stored` has the names, shapes and kinds of the model's tensors."""
     expected, found = _described(model.state_dict()), _described(stored)
+    # The rows of a table that several processes share are not in the state of the module.
+    expected |= {(name, (table.num_rows_in_all, table.dim), True) for name, table in tables_in_pieces(model).items()}
     if expected == found:
         return
     name = sorted({name for name, _, _ in expected ^ found})[0]

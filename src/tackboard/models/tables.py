@@ -38,6 +38,7 @@ from torch.autograd.function import once_differentiable
 
 from tackboard.batch import HashConfig
 from tackboard.core.config import check
+from tackboard.models.table_pieces import Piece
 from tackboard.ops.fresh_rows import FreshRows, draw_key
 from tackboard.ops.table_rows import lookup
 
@@ -88,6 +89,20 @@ class HashedTables(nn.Module):
     @property
     def width(self) -> int:
         return self.num_hashes * self.dim
+
+    @property
+    def num_rows_in_all(self) -> int:
+        """Number of rows of all sub-tables."""
+        return self.num_hashes * self.num_rows
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weight.dtype
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """All rows as one piece. The optimiser keeps the Adagrad sums."""
+        return [Piece(0, self.weight.detach(), None)]
 
     def forward(self, item_rows_MK: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Returns the vectors [M, D] of items from their row ids [M, k], as fp32 or bf16. A negative id gives zeros."""

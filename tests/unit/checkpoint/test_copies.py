@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tackboard.checkpoint import copies as module
-from tackboard.checkpoint.copies import Copies, count_rows, stored_bytes
+from tackboard.checkpoint.copies import Block, Copies, stored_bytes
 from tackboard.models.changed_rows import ChangedRows, whole_tensor
 from tackboard.ops.fresh_rows import FreshRows
 
@@ -27,8 +27,8 @@ def table_of(device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
 def check(device: str) -> None:
     table, is_changed = table_of(device)
     copies = Copies()
-    counts = count_rows(100, lambda place: is_changed[place])
-    stored = copies.rows("t", table, lambda place: is_changed[place], counts, FRESH)
+    block = Block(0, table, lambda place: is_changed[place])
+    stored = copies.rows("t", [block], [block.count()], 100, FRESH)
     assert copies.finish() is None
     assert isinstance(stored, ChangedRows)
     assert stored.rows_N.tolist() == [0, 9, 10, 57, 99] and stored.rows_N.dtype == torch.int32
@@ -38,11 +38,38 @@ def check(device: str) -> None:
     assert torch.equal(whole_tensor(stored, Path()), expected)
     assert stored.rows_N.nbytes + stored.values_Nd.nbytes == stored_bytes(table, 5) == 5 * 12
     is_changed[:] = True
-    counts = count_rows(100, lambda place: is_changed[place])
-    whole = copies.rows("t", table, lambda place: is_changed[place], counts, FRESH)
+    whole = copies.rows("t", [block], [block.count()], 100, FRESH)
     copies.finish()
     assert isinstance(whole, torch.Tensor) and whole.data_ptr() != table.data_ptr()
     assert torch.equal(whole, table.cpu()) and whole.nbytes == stored_bytes(table, 100)
+    rows = copies.rows("t", [block], [block.count()], 100, FRESH, may_be_whole=False)
+    copies.finish()
+    assert isinstance(rows, ChangedRows) and rows.rows_N.tolist() == list(range(100))
+    assert rows.rows_N.nbytes + rows.values_Nd.nbytes == stored_bytes(table, 100, may_be_whole=False) == 100 * 12
+
+
+def test_blocks_of_a_table_become_one_tensor_or_one_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROWS_AT_ONCE", 10)
+    table, is_changed = table_of()
+    halves = [
+        Block(start, table[start:end], lambda place, start=start: is_changed[start:][place])  # type: ignore[misc]
+        for start, end in ((0, 57), (57, 100))
+    ]
+    counts = [block.count() for block in halves]
+    assert list(map(sum, counts)) == [3, 2]
+    stored = Copies().rows("t", halves, counts, 100, FRESH)
+    assert isinstance(stored, ChangedRows) and stored.rows_N.tolist() == [0, 9, 10, 57, 99]
+    assert torch.equal(whole_tensor(stored, Path()), table)
+    second = Copies().rows("t", halves[1:], counts[1:], 100, FRESH)
+    assert isinstance(second, ChangedRows) and (second.rows_N.tolist(), second.num_rows) == ([57, 99], 100)
+    assert second.rows_N.nbytes + second.values_Nd.nbytes == stored_bytes(table[57:], 2, 100)
+    is_changed[:] = True
+    whole = Copies().rows("t", halves, [block.count() for block in halves], 100, FRESH)
+    assert isinstance(whole, torch.Tensor) and torch.equal(whole, table)
+    table[99, 0] = float("inf")
+    copies = Copies()
+    copies.rows("t", halves, [block.count() for block in halves], 100, FRESH)
+    assert copies.finish() == "t"
 
 
 def test_changed_rows_are_copied_slice_by_slice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +94,8 @@ def test_numbers_that_are_not_finite_are_named() -> None:
     table[57, 3] = float("nan")
     for flags, bad in ((is_changed, "t"), (torch.zeros(100, dtype=torch.bool), None)):
         copies = Copies()
-        copies.rows("t", table, flags.__getitem__, count_rows(100, flags.__getitem__), FRESH)
+        block = Block(0, table, flags.__getitem__)
+        copies.rows("t", [block], [block.count()], 100, FRESH)
         assert copies.finish() == bad
     copies = Copies()
     copies.whole("moments", table)

@@ -56,6 +56,6 @@ def test_a_wrong_field_is_named(folder: Path, values: dict[str, Any], words: str
 
 
 def test_a_newer_version_is_refused(folder: Path) -> None:
-    change(folder, format_version=3)
-    with pytest.raises(DataError, match=r"state\.json has format version 3"):
+    change(folder, format_version=4)
+    with pytest.raises(DataError, match=r"state\.json has format version 4"):
         read_state(folder)
