@@ -6,7 +6,7 @@ import dataclasses
 
 from tackboard.core.config import check
 
-SHARDINGS = ("row", "table", "column")
+SHARDINGS = ("row", "table")
 PRECISIONS = ("fp32", "fp16", "bf16", "fp8", "int8", "mx4")
 
 
@@ -16,7 +16,7 @@ class ParallelConfig:
 
     sharding: str = "row"
     """How tables are divided: `row` gives each process a range of rows of every sub-table, `table` gives it whole
-    sub-tables, `column` gives it a range of columns of every sub-table."""
+    sub-tables."""
     forward_precision: str = "fp32"
     """Precision of looked-up rows on the wire: fp32, fp16, bf16, fp8, int8 or mx4."""
     backward_precision: str = "fp32"

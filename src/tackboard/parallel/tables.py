@@ -19,13 +19,13 @@ Shapes: M distinct items, k hash functions, D width of the concatenation, R rows
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import torch
 from torch import nn
 
 from tackboard.core.errors import UsageError
+from tackboard.models.table_pieces import Piece
 from tackboard.models.tables import STORAGES, HashedTables, TableConfig, table_modules
 from tackboard.ops.fresh_rows import FreshRows
 from tackboard.parallel.config import ParallelConfig
@@ -33,19 +33,6 @@ from tackboard.parallel.world import World
 
 EPS = 1e-8
 """Added to the root of an Adagrad sum, as in `train.optimizers.RowWiseAdagrad`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Piece:
-    """Consecutive rows of a table that one process holds; all tensors are views of what training changes."""
-
-    first_row: int
-    """Position of the first row in the whole table, which has the rows of all sub-tables."""
-    first_column: int
-    """Column of the whole rows at which these rows begin; above 0 only if the table is divided by columns."""
-    rows_Rd: torch.Tensor
-    sums_R: torch.Tensor
-    """The running sum of the mean squared gradient of each row."""
 
 
 class ShardedTables(nn.Module):
@@ -60,7 +47,7 @@ class ShardedTables(nn.Module):
         self._names = [f"t{number}" for number in range(config.num_hashes)]
         self._engine = [_torchrec_tables(config, world, parallel)]
         self._kernels = [kernel for lookup in self._engine[0]._lookups for kernel in lookup._emb_modules]
-        self.pieces = sorted(self._own_pieces(), key=lambda piece: (piece.first_row, piece.first_column))
+        self.pieces = sorted(self._own_pieces(), key=lambda piece: piece.first_row)
         self.is_frozen = False
         """Whether training leaves the rows as they are."""
         self.pending: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -71,14 +58,22 @@ class ShardedTables(nn.Module):
     def width(self) -> int:
         return self.num_hashes * self.dim
 
+    @property
+    def num_rows_in_all(self) -> int:
+        """Number of rows of the whole table."""
+        return self.num_hashes * self.num_rows
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the stored rows."""
+        return STORAGES[self.config.storage]
+
     def fill(self) -> None:
         """Gives this process's rows their fresh values, and sets their Adagrad sums to 0."""
         for piece in self.pieces:
-            rows_R = torch.arange(piece.first_row, piece.first_row + len(piece.rows_Rd), device=piece.rows_Rd.device)
-            own = slice(piece.first_column, piece.first_column + piece.rows_Rd.shape[1])
-            for rows_B, values_Bd in zip(rows_R.split(1 << 18), piece.rows_Rd.split(1 << 18), strict=True):
-                values_Bd.copy_(self.fresh.rows(rows_B, self.dim, values_Bd.dtype)[:, own])
-            piece.sums_R.zero_()
+            self.fresh.fill(piece.rows_Rd, piece.first_row)
+            if piece.sums_R is not None:
+                piece.sums_R.zero_()
 
     def forward(self, item_rows_MK: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Returns the vectors [M, D] of items from their row ids [M, k], as fp32 or bf16. A negative id gives zeros.
@@ -119,9 +114,8 @@ class ShardedTables(nn.Module):
             rows = kernel.split_embedding_weights()
             sums = [states[0] for states in kernel.emb_module.split_optimizer_states()]
             for table, rows_Rd, sums_R in zip(kernel._config.embedding_tables, rows, sums, strict=True):
-                first_row, first_column = table.local_metadata.shard_offsets
-                start = self._names.index(table.name) * self.num_rows + first_row
-                pieces.append(Piece(start, first_column, rows_Rd.detach(), sums_R.detach().view(-1)))
+                start = self._names.index(table.name) * self.num_rows + table.local_metadata.shard_offsets[0]
+                pieces.append(Piece(start, rows_Rd.detach(), sums_R.detach().view(-1)))
         return pieces
 
 
@@ -186,7 +180,7 @@ def _torchrec_tables(config: TableConfig, world: World, parallel: ParallelConfig
         from torchrec import EmbeddingCollection, EmbeddingConfig
         from torchrec.distributed.comm_ops import set_gradient_division
         from torchrec.distributed.embedding import EmbeddingCollectionSharder
-        from torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, row_wise, table_wise
+        from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
         from torchrec.distributed.types import ShardingEnv
         from torchrec.modules.embedding_configs import DataType
     except ImportError as error:
@@ -224,7 +218,6 @@ def _torchrec_tables(config: TableConfig, world: World, parallel: ParallelConfig
     ways = {
         "row": lambda _number: row_wise(compute_kernel="fused"),
         "table": lambda number: table_wise(rank=number % world.size, compute_kernel="fused"),
-        "column": lambda _number: column_wise(ranks=list(range(world.size)), compute_kernel="fused"),
     }
     plan = construct_module_sharding_plan(
         collection,

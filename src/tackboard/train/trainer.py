@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
+import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -82,9 +83,9 @@ class Trainer:
     ) -> None:
         """`source` is the opened data of the config. `steps` holds its numbered steps, or None if there are none yet.
 
-        `checkpoint` is the run's newest checkpoint if the caller has verified it, else None. `world` holds the processes
-        that train together; each makes its own Trainer. `on_checkpoint` is called after each checkpoint, for example to
-        evaluate the model.
+        `checkpoint` is the run's newest checkpoint if the caller has verified it, else None. `world` holds the
+        processes that train together; each makes its own Trainer. `on_checkpoint` is called after each checkpoint, for
+        example to evaluate the model.
         """
         self.config = config
         self.run = run
@@ -135,7 +136,12 @@ class Trainer:
         if config.training.validate_every:
             self.judges = config.data.steps(source, tables, config.seed, part="validation", quiet=quiet, **place)
         self.store = CheckpointStore(run.checkpoints)
-        self.saver = Saver(self.model, self.optimizers, self.store, run)
+        self.saver = Saver(
+            *(self.model, self.optimizers, self.store, run),
+            world=world,
+            token=world.from_first(secrets.token_hex(8)),
+            timeout_s=config.parallel.timeout_s,
+        )
         self._verified = checkpoint
         self.started_from: dict[str, Any] = {}  # The run, step and snapshot from which the first parameters came.
         for warning in [*config.warnings(), *_shared_rows(tables, source), *_batch_norms(self.model, config)]:
@@ -297,7 +303,7 @@ class Trainer:
         output.loss.backward()
         loss = output.loss
         if self.gradients is not None:
-            # A process sees a signal at its own time, so all of them stop after the step in which the first one says so.
+            # Processes see a signal at different times, so all of them stop after the step in which one says so.
             agreed = self.gradients.agree(self._tokens, is_stopping=bool(self._stop))
             self._tokens, self.is_stopping, has_gradient = agreed
             loss = self.gradients.add(loss, has_gradient)
