@@ -155,9 +155,11 @@ def shard_tables(model: nn.Module, world: World, parallel: ParallelConfig) -> di
     """
     sharded = {}
     for name, module in table_modules(model).items():
-        owner, _, attribute = name.rpartition(".")
         tables = ShardedTables(_config_of(module), module.fresh, world, parallel)
-        setattr(model.get_submodule(owner), attribute, tables)
+        for owner in list(model.modules()):  # A model may hold its tables under several names.
+            for attribute, child in list(owner.named_children()):
+                if child is module:
+                    setattr(owner, attribute, tables)
         sharded[name] = tables
     return sharded
 

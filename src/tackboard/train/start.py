@@ -20,8 +20,8 @@ from tackboard.core.progress import say
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.config import StepsConfig
 from tackboard.data.source import SequenceSource
-from tackboard.models.changed_rows import Stored, copy_rows
-from tackboard.models.tables import table_modules
+from tackboard.models.changed_rows import Stored, copy_range, copy_rows
+from tackboard.models.table_pieces import tables_in_pieces
 from tackboard.train.config import RunConfig, features_for
 from tackboard.train.start_point import StartPoint, check_same_meaning
 
@@ -71,16 +71,20 @@ def take_parameters(model: nn.Module, config: RunConfig, source: SequenceSource)
     if not config.start.run:
         return {}
     point, stored, prefix = _compare(model, config, source, verify=True)
-    wanted = _under(model, prefix)
-    tables = {f"{name}.weight".removeprefix("."): module for name, module in table_modules(model).items()}
-    for name, tensor in wanted.items():
+    tables = {name: table for name, table in tables_in_pieces(model).items() if name.startswith(prefix)}
+    dense = {name: tensor for name, tensor in _under(model, prefix).items() if name not in tables}
+    for name, tensor in dense.items():
+        copy_rows(stored[name.removeprefix(prefix)], tensor)
+    for name, table in tables.items():
         origin = name.removeprefix(prefix)
-        copy_rows(stored[origin], tensor)
-        if name in tables and (fresh := point.fresh(origin)) is not None:
+        for piece in table.pieces:
+            copy_range(stored[origin], piece.rows_Rd, piece.first_row)
+        if (fresh := point.fresh(origin)) is not None:
             # Both runs now have the same fresh rows, so checkpoints of this run need not store the rows that are still
             # fresh.
-            tables[name].fresh = fresh
-    taken = sum(tensor.numel() for tensor in wanted.values())
+            table.fresh = fresh
+    taken = sum(tensor.numel() for tensor in dense.values())
+    taken += sum(table.num_rows_in_all * table.dim for table in tables.values())
     say(f"took {taken:,} parameters from {point.path}{f' for {prefix}' if prefix else ''}")
     return point.lineage | {"prefix": prefix, "parameters": taken}
 
@@ -98,16 +102,20 @@ def _compare(
             allowed=f"parameters begin with: {', '.join(_beginnings(model))}",
         )
     check_same_meaning(config, source, point, prefix)
-    for name, tensor in _under(model, prefix).items():
+    shapes = {name: tuple(tensor.shape) for name, tensor in _under(model, prefix).items()}
+    for name, table in tables_in_pieces(model).items():
+        if name.startswith(prefix):
+            shapes[name] = (table.num_rows_in_all, table.dim)
+    for name, wanted in shapes.items():
         origin = name.removeprefix(prefix)
         shape = tuple(stored[origin].shape) if origin in stored else None
-        if shape != tuple(tensor.shape):
+        if shape != wanted:
             found = "which lacks it" if shape is None else f"where it has size {_size(shape)}"
             fix = "give the model the settings of that run, or name another start.run or start.prefix"
             if prefix and model.state_dict().keys() <= stored.keys():
                 fix = f"{point.place} has a part {prefix} of its own; to take all its parameters: --set start.prefix="
             raise UsageError(
-                f"{name} ({_size(tuple(tensor.shape))}) cannot start from {origin} of {point.place}, {found}",
+                f"{name} ({_size(wanted)}) cannot start from {origin} of {point.place}, {found}",
                 allowed="allowed: a run of a model with the same settings as the part that takes its parameters",
                 fix=fix,
             )

@@ -274,7 +274,7 @@ class Trainer:
 
     def _one_step(self, data_step: int, batch: Batch) -> bool:
         """Does one step. Returns False if a step did not count and the caller must call `_upcoming` again."""
-        if not batch.has_targets():
+        if not int(self.world.sum_(torch.tensor(batch.num_examples()))):
             self.data_step = data_step + 1  # This batch has nothing to predict: continue after it.
             return False
         seed = self._seed_of(data_step)
@@ -300,8 +300,12 @@ class Trainer:
         """Computes loss and gradients, lets the guard check both and moves parameters. Returns verdict and metrics."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_half):
             output = self.model.loss(batch)
-        output.loss.backward()
         loss = output.loss
+        if self.gradients is not None and not getattr(self.model, "share_items", None):
+            # The loss is a mean over the examples of this process. It becomes its part of the mean over all examples.
+            weight = loss.new_tensor(batch.num_examples()) if output.weight is None else output.weight.detach()
+            loss = loss * (weight / self.world.sum_(weight.clone()).clamp_min(1e-9))
+        loss.backward()
         if self.gradients is not None:
             # Processes see a signal at different times, so all of them stop after the step in which one says so.
             agreed = self.gradients.agree(self._tokens, is_stopping=bool(self._stop))
@@ -375,7 +379,10 @@ class Trainer:
         self._logged = now, self.num_tokens
         share = float(self.optimizers.share)
         figures = {"loss": self.last_loss, "grad_norm": self._last_norm, "lr_share": share, "tokens": self.num_tokens}
-        figures |= {name: float(value) for name, value in self._metrics.items()}
+        figures |= {
+            name: float(self.world.sum_(torch.as_tensor(value, dtype=torch.float64))) / self.world.size
+            for name, value in self._metrics.items()
+        }
         self.run.log_metrics(self.step, **figures, tokens_per_s=round(tokens_per_s, 1))
 
     def _let_writer_finish(self) -> None:
@@ -500,20 +507,9 @@ class Trainer:
 
 
 def _shared_among(model: torch.nn.Module, config: RunConfig, world: World) -> dict[str, ShardedTables]:
-    """Divides the tables of a model among the processes of a world. Raises UsageError if its loss cannot be shared."""
-    if not hasattr(model, "share_items"):
-        raise UsageError(
-            f"{type(model).__name__} cannot be trained in {world.size} processes",
-            allowed="allowed: a PinFM on segments of histories or on a stream; other models train in one process",
-            fix="start the command without torchrun",
-        )
-    if config.start.run:
-        raise UsageError(
-            f"{config.name} starts from {config.start.run}, which several processes cannot do yet",
-            allowed="allowed: a run that begins with random parameters, or --resume",
-            fix="start the command without torchrun",
-        )
-    model.share_items = functools.partial(share_items, world=world)  # type: ignore[assignment]
+    """Divides the tables of a model among the processes of a world, and lets its loss share items if it can."""
+    if hasattr(model, "share_items"):
+        model.share_items = functools.partial(share_items, world=world)  # type: ignore[assignment]
     return shard_tables(model, world, config.parallel)
 
 

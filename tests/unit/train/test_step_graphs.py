@@ -11,11 +11,7 @@ import pytest
 import torch
 
 from tackboard.batch.batches import Batch
-from tackboard.core.errors import UsageError
-from tackboard.core.vocabulary import Vocabulary
-from tackboard.models.pinfm import PinFMConfig
 from tackboard.train import step_graphs
-from tackboard.train.execution import shall_replay
 from tackboard.train.step_graphs import StepReplay
 
 
@@ -119,15 +115,3 @@ def test_a_step_that_cannot_be_recorded_runs_as_usual(
     said = capsys.readouterr().err
     assert said.count("not replayed as CUDA graphs") == 1
     assert "operation not permitted" in said
-
-
-def test_who_is_replayed() -> None:
-    model = PinFMConfig().build(Vocabulary.from_names(["click"], ["home"]))
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert shall_replay("auto", model, gpu, pads=True) == model.can_replay
-    assert not shall_replay("off", model, gpu, pads=True)
-    assert not shall_replay("auto", model, gpu, pads=False)
-    assert not shall_replay("auto", model, cpu, pads=True)
-    assert not shall_replay("auto", torch.nn.Linear(1, 1), gpu, pads=True)
-    with pytest.raises(UsageError, match="cannot replay its steps"):
-        shall_replay("on", model, cpu, pads=True)

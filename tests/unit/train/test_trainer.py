@@ -29,9 +29,7 @@ from tackboard.features.feature_set import read_features
 from tackboard.features.standard import features_for_model
 from tackboard.models.interface import LossOutput
 from tackboard.models.ranker import Ranker, RankerConfig
-from tackboard.train import trainer as trainer_module
 from tackboard.train.config import RunConfig, config_to_json, features_for
-from tackboard.train.execution import choose_device, shall_compile
 from tackboard.train.start import open_source
 from tackboard.train.trainer import Trainer
 
@@ -512,26 +510,6 @@ def test_one_run_is_trained_by_one_process(make_trainer: MakeTrainer, monkeypatc
     assert trainer.run.status == "new"
 
 
-def test_choosing_a_device(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(trainer_module, "has_nvidia_driver", lambda: False)
-    assert choose_device("auto") == choose_device("cpu") == torch.device("cpu")
-    assert not capsys.readouterr().err
-    monkeypatch.setattr(trainer_module, "has_nvidia_driver", lambda: True)
-    assert choose_device("auto") == choose_device("cpu") == torch.device("cpu")
-    assert capsys.readouterr().err.count("torch sees no GPU, so the CPU is used") == 1, (
-        "not where the CPU was asked for"
-    )
-    with pytest.raises(UsageError, match=r"training\.device = cuda"):
-        choose_device("cuda")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert choose_device("auto").type == "cuda"
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert choose_device("cuda") == torch.device("cuda") and choose_device("cuda:1").index == 1
-    with pytest.raises(UsageError, match=r"cuda:2, but torch sees 2 GPUs\nallowed: cuda:0, cuda:1\n"):
-        choose_device("cuda:2")
-
-
 def test_speed_counts_everything_this_process_did(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make_trainer()
     honest = trainer.save
@@ -545,22 +523,6 @@ def test_speed_counts_everything_this_process_did(make_trainer: MakeTrainer, mon
     trainer.train(quiet=True)
     seconds = time.perf_counter() - started
     assert trainer.num_tokens / seconds <= trainer.tokens_per_s <= trainer.num_tokens / 0.2
-
-
-def test_what_compiles_where(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    for name in ("CC", "CXX"):
-        monkeypatch.setenv(name, "a-compiler")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert not shall_compile("off", gpu) and not shall_compile("auto", cpu)
-    with pytest.raises(UsageError, match="there is no a-compiler"):
-        shall_compile("on", cpu)
-    assert not shall_compile("auto", gpu)
-    assert "does not compile" in capsys.readouterr().err
-    (tmp_path / "a-compiler").touch(mode=0o755)
-    assert shall_compile("on", cpu) and shall_compile("auto", gpu)
 
 
 def test_statistics_of_a_batch_of_few_users_are_warned_of(

@@ -9,16 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from tackboard.core.errors import UsageError
 from tackboard.core.rundir import RunDirectory
-from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.source import SequenceSource
-from tackboard.models.sequential import SequentialConfig
 from tackboard.train import trainer as trainer_module
 from tackboard.train.config import RunConfig, config_to_json
-from tackboard.train.execution import shall_pad
 from tackboard.train.trainer import WARM_UP_STEPS, Trainer
 
 Config = Callable[..., RunConfig]
@@ -125,16 +120,3 @@ def test_nothing_is_compiled_again_after_the_first_steps(make_trainer: MakeTrain
             assert first_of_size[sizes[number]] == number, f"step {number} compiled for a size that was seen before"
     assert graphs[0] > 0 and graphs[-1] == graphs[WARM_UP_STEPS]
     assert recompiled(trainer) == []
-
-
-def test_who_pads_where(tiny_config: Config) -> None:
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    vocabulary = Vocabulary.from_names(["click", "save"], ["home"])
-    pinfm, rival = (config.build(vocabulary) for config in (tiny_config().model, SequentialConfig()))
-    assert shall_pad("auto", pinfm, gpu, is_compiled=True)
-    assert not shall_pad("auto", pinfm, cpu, is_compiled=True) and not shall_pad("auto", pinfm, gpu, is_compiled=False)
-    assert shall_pad("on", pinfm, cpu, is_compiled=False) and not shall_pad("off", pinfm, gpu, is_compiled=True)
-    for cannot in (rival, nn.Linear(1, 1)):
-        assert not shall_pad("auto", cannot, gpu, is_compiled=True)
-        with pytest.raises(UsageError, match="cannot pad its batches"):
-            shall_pad("on", cannot, gpu, is_compiled=True)
