@@ -1,4 +1,4 @@
-"""The processes of test_plan.py: each makes tables with TorchRec as the plan says, and prints what it holds as JSON."""
+"""The processes of test_table_plan.py: each makes the planned tables with TorchRec and prints what it holds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchrec.distributed.types import ShardingEnv
 
 from tackboard.models.tables import STORAGES as TYPES
 from tackboard.models.tables import TableConfig
-from tackboard.parallel.plan import plan_tables, torchrec_plan
+from tackboard.parallel.table_plan import plan_tables, torchrec_plan
 
 STORAGES = {"fp32": torchrec.DataType.FP32, "fp16": torchrec.DataType.FP16}
 

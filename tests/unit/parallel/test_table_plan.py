@@ -13,9 +13,9 @@ import torch
 from tackboard.core import machine
 from tackboard.core.errors import ConfigError, UsageError
 from tackboard.models.tables import TableConfig
-from tackboard.parallel import plan as plan_module
+from tackboard.parallel import table_plan
 from tackboard.parallel.config import SHARDINGS
-from tackboard.parallel.plan import ShardPlan, balance_report, plan_tables, plan_warnings, process_memory_bytes
+from tackboard.parallel.table_plan import ShardPlan, balance_report, plan_tables, plan_warnings, process_memory_bytes
 
 
 def config(**changes: Any) -> TableConfig:
@@ -188,5 +188,5 @@ def test_the_report_compares_what_was_measured() -> None:
 
 def test_processes_of_a_host_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < process_memory_bytes(torch.device("cpu"), 1) <= machine.total_memory_bytes()
-    monkeypatch.setattr(plan_module, "available_memory_bytes", lambda: 1001)
+    monkeypatch.setattr(table_plan, "available_memory_bytes", lambda: 1001)
     assert process_memory_bytes(torch.device("cpu"), 4) == 250

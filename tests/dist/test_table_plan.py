@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tackboard.models.tables import TableConfig
-from tackboard.parallel.plan import plan_tables, torchrec_plan
+from tackboard.parallel.table_plan import plan_tables, torchrec_plan
 
 pytestmark = [
     pytest.mark.dist,
@@ -36,7 +36,7 @@ CASES = [
 def test_torchrec_holds_what_the_plan_states(tmp_path: Path) -> None:
     own = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("plan_process.py"), tmp_path, json.dumps(CASES)],
+        [sys.executable, Path(__file__).with_name("table_plan_process.py"), tmp_path, json.dumps(CASES)],
         env={**os.environ, **own},
         capture_output=True,
         text=True,
