@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -24,6 +25,7 @@ def train(
         metavar="RUN",
         help="Begin with the parameters of this run, checkpoint, or bundle made by `tackboard export --for-training`.",
     ),
+    narrow: bool = typer.Option(False, "--narrow-tables", help="Halve the width of item tables and double their rows."),
     runs: Path = typer.Option(Path("runs"), "--runs", help="Write the run into this folder of runs."),
     resume: str = typer.Option(
         "never", "--resume", help="Resume this run; `auto` resumes the newest unfinished run; `never` starts a new run."
@@ -41,7 +43,7 @@ def train(
 
     if fast_dev_run:
         overrides = [*overrides, "training.steps=2", "training.checkpoint_every=1", "training.log_every=1"]
-    config = _configured(recipe, overrides, start)
+    config = _configured(recipe, overrides, start, narrow=narrow)
     if settings:
         _print_settings(config)
         return
@@ -96,13 +98,15 @@ def train(
     _report(result, json_output)
 
 
-def _configured(recipe: str, overrides: list[str], start: str) -> RunConfig:
-    """Returns the config of a recipe with the values of --set and --from."""
+def _configured(recipe: str, overrides: list[str], start: str, *, narrow: bool = False) -> RunConfig:
+    """Returns the config of a recipe with the values of --set and --from, and narrow tables if they are wanted."""
     from tackboard.core.config import apply_overrides
     from tackboard.core.errors import UsageError
     from tackboard.recipes.registry import find_recipe
 
     config: RunConfig = apply_overrides(find_recipe(recipe), overrides)
+    if narrow:
+        config = _with_narrow_tables(config)
     if not start:
         return config
     if any(override.startswith("start.run=") for override in overrides) and config.start.run != start:
@@ -112,6 +116,14 @@ def _configured(recipe: str, overrides: list[str], start: str) -> RunConfig:
             fix="give only one of them",
         )
     return apply_overrides(config, [f"start.run={start}"])
+
+
+def _with_narrow_tables(config: RunConfig) -> RunConfig:
+    """Returns the config with tables of half the width and twice the rows. The run stores these numbers."""
+    from tackboard.models.tables import halved
+
+    model = dataclasses.replace(config.model, tables=halved(config.model.tables))
+    return dataclasses.replace(config, model=model)
 
 
 def _warn_of_forgotten(snapshot: Path) -> None:

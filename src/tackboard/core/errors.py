@@ -85,6 +85,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
+def shown_bytes(num_bytes: int) -> str:
+    """Returns a size for a message: `1.5 GB`, `2.0 MB` or `3.1 kB`."""
+    size, unit = next((pair for pair in ((1e9, "GB"), (1e6, "MB")) if num_bytes >= pair[0]), (1e3, "kB"))
+    return f"{num_bytes / size:.1f} {unit}"
+
+
 def one_line(text: str) -> str:
     """Joins the lines of `text` into one line, so that a message never has more than three lines."""
     return " ".join(text.split())

@@ -65,6 +65,15 @@ class TableConfig(HashConfig):
         check(self.storage in STORAGES, "model.tables.storage", self.storage, ", ".join(STORAGES))
 
 
+def halved(config: TableConfig) -> TableConfig:
+    """Returns tables of half the width with twice the rows, so with as many parameters.
+
+    A lookup then moves half the bytes, in memory and between processes. Raises ConfigError if the width is odd.
+    """
+    check(config.dim > 0 and config.dim % 2 == 0, "model.tables.dim", config.dim, "an even number, to be halved")
+    return dataclasses.replace(config, dim=config.dim // 2, num_rows=2 * config.num_rows)
+
+
 class HashedTables(nn.Module):
     """Holds k sub-tables of `num_rows` × `dim`. The optimiser finds tables by this class and updates single rows."""
 

@@ -20,7 +20,7 @@ from torch import nn
 
 from tackboard.batch import SequenceBatch
 from tackboard.checkpoint.copies import stored_bytes
-from tackboard.core.errors import UsageError
+from tackboard.core.errors import UsageError, shown_bytes
 from tackboard.core.machine import total_memory_bytes
 from tackboard.core.progress import say
 from tackboard.data.request_loader import RequestSource
@@ -31,7 +31,6 @@ from tackboard.models.tables import HashedTables, table_modules, table_parameter
 from tackboard.train.config import RunConfig
 from tackboard.train.execution import choose_device
 from tackboard.train.optimizers import check_multipliers
-from tackboard.train.saving import shown_bytes
 from tackboard.train.start import check_start
 
 KEPT_CHECKPOINTS = 3

@@ -37,7 +37,7 @@ from tackboard.checkpoint.store import Checkpoint, CheckpointStore
 from tackboard.checkpoint.stored_rows import SUMS, describe, encode, fresh_rows_of, is_smaller
 from tackboard.checkpoint.trained import FORMAT_VERSION_OF_PARTS, stored_optimizer, stored_parameters
 from tackboard.core.documents import blaming
-from tackboard.core.errors import DivergedError, StorageError, UsageError
+from tackboard.core.errors import DivergedError, StorageError, UsageError, shown_bytes
 from tackboard.core.files import storage_error
 from tackboard.core.machine import available_memory_bytes
 from tackboard.core.rundir import RunDirectory
@@ -323,12 +323,6 @@ class Saver:
 
     def _advice(self) -> str:
         return f"free some space or repair the disk, then continue with: --resume {self.run.path}"
-
-
-def shown_bytes(num_bytes: int) -> str:
-    """Returns a size for a message: `1.5 GB`, `2.0 MB` or `3.1 kB`."""
-    size, unit = next((pair for pair in ((1e9, "GB"), (1e6, "MB")) if num_bytes >= pair[0]), (1e3, "kB"))
-    return f"{num_bytes / size:.1f} {unit}"
 
 
 def _is_changed(sums_R: torch.Tensor | None, given_R: torch.Tensor | None, *, is_whole: bool = False) -> IsChanged:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -51,6 +52,19 @@ def test_print_config_is_the_resolved_config_and_runs_again(
     config = config_from_json(json.loads(answer.out))
     assert (config.model.width, config.training.steps, config.data.max_length) == (8, 4, 8)
     assert not (tmp_path / "runs").exists()
+
+
+def test_narrow_tables_are_in_the_resolved_config(tackboard: Program, settings: list[str]) -> None:
+    plain, narrow = (
+        config_from_json(json.loads(tackboard("train", "demo", *settings, *flags, "--print-config").out))
+        for flags in ((), ("--narrow-tables",))
+    )
+    tables = plain.model.tables
+    assert narrow.model.tables == dataclasses.replace(tables, dim=tables.dim // 2, num_rows=2 * tables.num_rows)
+    assert dataclasses.replace(narrow.model, tables=tables) == plain.model
+    odd = tackboard("train", "demo", *settings, "--set", "model.tables.dim=3", "--narrow-tables", "--print-config")
+    assert odd.code == 2
+    assert "model.tables.dim" in odd.err
 
 
 def test_dry_run_reports_sizes_and_writes_nothing(tackboard: Program, settings: list[str], tmp_path: Path) -> None:

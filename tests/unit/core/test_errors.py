@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tackboard.core import errors
-from tackboard.core.errors import USER_MODULE_PREFIX, TackboardError, counted, line_of_user_code
+from tackboard.core.errors import USER_MODULE_PREFIX, TackboardError, counted, line_of_user_code, shown_bytes
 
 EXIT_CODES = {
     "TackboardError": 1,
@@ -51,3 +51,7 @@ def test_an_error_is_traced_to_the_innermost_line_of_the_users_file() -> None:
 
 def test_one_is_told_of_as_one() -> None:
     assert [counted(number, "user") for number in (0, 1, 2000)] == ["0 users", "1 user", "2,000 users"]
+
+
+def test_sizes_in_a_message_have_a_unit() -> None:
+    assert [shown_bytes(size) for size in (3100, 2_000_000, 1_500_000_000)] == ["3.1 kB", "2.0 MB", "1.5 GB"]

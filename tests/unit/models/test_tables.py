@@ -11,7 +11,16 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tackboard.models.tables import STORAGES, HashedTables, TableConfig, rows_on, table_modules, table_parameter_names
+from tackboard.core.errors import ConfigError
+from tackboard.models.tables import (
+    STORAGES,
+    HashedTables,
+    TableConfig,
+    halved,
+    rows_on,
+    table_modules,
+    table_parameter_names,
+)
 from tackboard.ops.fresh_rows import ELEMENTS_AT_ONCE
 
 HALVES = ("fp16", "bf16")
@@ -176,3 +185,11 @@ def test_the_published_size_can_be_declared(storage: str) -> None:
         assert tables(torch.zeros(5, 8, dtype=torch.int64)).shape == (5, 256)
     assert tables.weight.shape == (640_000_000, 32)
     assert tables.weight.dtype == STORAGES[storage]
+
+
+def test_halved_tables_have_as_many_parameters() -> None:
+    config = TableConfig(num_hashes=2, num_rows=7, dim=6, seed=3, storage="fp16")
+    assert halved(config) == TableConfig(num_hashes=2, num_rows=14, dim=3, seed=3, storage="fp16")
+    assert HashedTables(halved(config)).weight.numel() == HashedTables(config).weight.numel()
+    with pytest.raises(ConfigError, match="an even number"):
+        halved(halved(config))
