@@ -158,6 +158,25 @@ def test_checkpoint_version_2_with_changed_rows(tmp_path: Path) -> None:
     assert np.allclose(scores_of(scorer, HOUR_MS), SCORES_CHANGED_ROWS, atol=1e-5)
 
 
+def test_checkpoint_version_3_of_three_processes(tmp_path: Path) -> None:
+    """It has the content of checkpoint-v2: three processes loaded that checkpoint and saved it again."""
+    from tackboard.checkpoint.trained import load_trained, stored_optimizer, stored_parameters
+    from tackboard.models.changed_rows import ChangedRows, whole_tensor
+
+    groups = ("dense", "tables", "optimizer")
+    one, three = (load_trained(GOLDEN / f"checkpoint-v{version}", groups) for version in (2, 3))
+    assert (three.state["format_version"], three.state["num_parts"]) == (3, 3)
+    for read in (stored_parameters, stored_optimizer):
+        before, after = read(one), read(three)
+        assert before.keys() == after.keys()
+        for name, stored in after.items():
+            assert whole_tensor(stored, tmp_path).equal(whole_tensor(before[name], tmp_path))
+    table = stored_parameters(three)["item_tables.weight"]
+    assert isinstance(table, ChangedRows) and [len(part.rows_N) > 0 for part in table.parts] == [True] * 3
+    scorer = exported(GOLDEN / "checkpoint-v3", tmp_path)
+    assert np.allclose(scores_of(scorer, HOUR_MS), SCORES_CHANGED_ROWS, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", SCORES_FLAT)
 def test_a_model_that_was_described_by_flat_settings_scores_as_it_did(tmp_path: Path, kind: str) -> None:
     from tackboard.scoring.scorer import Scorer

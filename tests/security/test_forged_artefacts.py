@@ -90,6 +90,7 @@ READERS: dict[str, Callable[[Path], None]] = {
     "checkpoint-v1": read_checkpoint,
     "checkpoint-v1-features": read_checkpoint,
     "checkpoint-v2": read_checkpoint,
+    "checkpoint-v3": read_checkpoint,
     "dataset-v1": read_dataset,
     "dataset-v1-requests": read_requests,
 }

@@ -29,7 +29,7 @@ IsChanged = Callable[[slice], torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
-class Block:
+class RowBlock:
     """Neighbouring rows of a table, from `first_row` of the whole table on."""
 
     first_row: int
@@ -60,7 +60,7 @@ class Copies:
     def rows(
         self,
         name: str,
-        blocks: Sequence[Block],
+        blocks: Sequence[RowBlock],
         counts: Sequence[list[int]],
         num_rows: int,
         fresh: FreshRows | None,
@@ -69,7 +69,7 @@ class Copies:
     ) -> Stored:
         """Returns a copy of the changed rows of a table, given as one or more blocks in ascending order.
 
-        `counts` holds what `Block.count` returned. `num_rows` is the number of rows of the whole table. If that is
+        `counts` holds what `RowBlock.count` returned. `num_rows` is the number of rows of the whole table. If that is
         smaller, and `may_be_whole`, then the whole table is copied; the blocks must have all of its rows.
         """
         like, number = blocks[0].tensor_Rd, sum(map(sum, counts))
@@ -90,7 +90,7 @@ class Copies:
                 start += count
         return ChangedRows(rows_N, values_Nd, num_rows, fresh)
 
-    def _joined(self, name: str, blocks: Sequence[Block], num_rows: int) -> torch.Tensor:
+    def _joined(self, name: str, blocks: Sequence[RowBlock], num_rows: int) -> torch.Tensor:
         assert sum(len(block.tensor_Rd) for block in blocks) == num_rows
         like = blocks[0].tensor_Rd
         copy = self._room(torch.Size((num_rows, *like.shape[1:])), like)

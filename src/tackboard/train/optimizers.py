@@ -30,7 +30,7 @@ from tackboard.models.changed_rows import copy_rows
 from tackboard.models.tables import HashedTables, table_modules, table_parameter_names
 from tackboard.ops.stochastic_rounding import rounding_key
 from tackboard.ops.table_rows import row_wise_adagrad_
-from tackboard.parallel.tables import RowsUpdate, ShardedTables
+from tackboard.parallel.sharded_tables import RowsUpdate, ShardedTables
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

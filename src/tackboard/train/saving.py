@@ -31,7 +31,7 @@ import torch
 from torch import nn
 
 from tackboard.checkpoint.background import Background
-from tackboard.checkpoint.copies import Block, Copies, IsChanged, stored_bytes
+from tackboard.checkpoint.copies import Copies, IsChanged, RowBlock, stored_bytes
 from tackboard.checkpoint.parts import SharedSave, part_name
 from tackboard.checkpoint.store import Checkpoint, CheckpointStore
 from tackboard.checkpoint.stored_rows import SUMS, describe, encode, fresh_rows_of, is_smaller
@@ -205,19 +205,19 @@ class Saver:
         # These optimisers move tables that lie in one process, as one piece.
         return [dataclasses.replace(piece, sums_R=optimizer.sums) for piece in pieces]
 
-    def _blocks(self, name: str) -> list[Block]:
+    def _blocks(self, name: str) -> list[RowBlock]:
         """Returns the rows of a table that this process holds, and which of them are to be written."""
         pieces, is_whole = self._pieces(name), name in self._whole
         given: Sequence[torch.Tensor | None] = self._given.get(name, [None] * len(pieces))
         return [
-            Block(piece.first_row, piece.rows_Rd, _is_changed(piece.sums_R, flags, is_whole=is_whole))
+            RowBlock(piece.first_row, piece.rows_Rd, _is_changed(piece.sums_R, flags, is_whole=is_whole))
             for piece, flags in zip(pieces, given, strict=True)
         ]
 
-    def _sum_blocks(self, name: str) -> list[Block]:
+    def _sum_blocks(self, name: str) -> list[RowBlock]:
         """Returns the Adagrad sums of a table that this process holds. Those that are not 0 are to be written."""
         pieces = self._pieces(name)
-        return [Block(p.first_row, p.sums_R, _is_changed(p.sums_R, None)) for p in pieces if p.sums_R is not None]
+        return [RowBlock(p.first_row, p.sums_R, _is_changed(p.sums_R, None)) for p in pieces if p.sums_R is not None]
 
     def _dense(self) -> dict[str, torch.Tensor]:
         return {name: tensor for name, tensor in self.model.state_dict().items() if name not in self.tables}
@@ -227,7 +227,7 @@ class Saver:
         return {name: tensor for name, tensor in self.optimizers.state().items() if not name.startswith(SUMS)}
 
     def _copied(
-        self, copies: Copies, blocks: Mapping[str, list[Block]], counts: Mapping[str, list[list[int]]]
+        self, copies: Copies, blocks: Mapping[str, list[RowBlock]], counts: Mapping[str, list[list[int]]]
     ) -> dict[str, dict[str, torch.Tensor]]:
         """Returns copies of everything that this process stores, by group (file)."""
         tables: dict[str, Stored] = {}
@@ -279,7 +279,9 @@ class Saver:
             raise (known or error) from None
         self.run.log_event("checkpoint", step=step)
 
-    def _check_room(self, step: int, blocks: Mapping[str, list[Block]], counts: Mapping[str, list[list[int]]]) -> None:
+    def _check_room(
+        self, step: int, blocks: Mapping[str, list[RowBlock]], counts: Mapping[str, list[list[int]]]
+    ) -> None:
         """Raises an error if the disk or the memory is too small for the checkpoint; the error names both sizes.
 
         All processes raise the error, even if only one of them has too little.

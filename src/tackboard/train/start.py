@@ -7,6 +7,7 @@ parameter is taken, settings, features and sizes are compared (see start_point.p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -71,20 +72,19 @@ def take_parameters(model: nn.Module, config: RunConfig, source: SequenceSource)
     if not config.start.run:
         return {}
     point, stored, prefix = _compare(model, config, source, verify=True)
-    tables = {name: table for name, table in tables_in_pieces(model).items() if name.startswith(prefix)}
-    dense = {name: tensor for name, tensor in _under(model, prefix).items() if name not in tables}
-    for name, tensor in dense.items():
-        copy_rows(stored[name.removeprefix(prefix)], tensor)
-    for name, table in tables.items():
+    wanted, dense, tables = _under(model, prefix), model.state_dict(), tables_in_pieces(model)
+    for name in wanted:
         origin = name.removeprefix(prefix)
-        for piece in table.pieces:
+        if name not in tables:
+            copy_rows(stored[origin], dense[name])
+            continue
+        for piece in tables[name].pieces:
             copy_range(stored[origin], piece.rows_Rd, piece.first_row)
         if (fresh := point.fresh(origin)) is not None:
             # Both runs now have the same fresh rows, so checkpoints of this run need not store the rows that are still
             # fresh.
-            table.fresh = fresh
-    taken = sum(tensor.numel() for tensor in dense.values())
-    taken += sum(table.num_rows_in_all * table.dim for table in tables.values())
+            tables[name].fresh = fresh
+    taken = sum(math.prod(shape) for shape in wanted.values())
     say(f"took {taken:,} parameters from {point.path}{f' for {prefix}' if prefix else ''}")
     return point.lineage | {"prefix": prefix, "parameters": taken}
 
@@ -102,20 +102,16 @@ def _compare(
             allowed=f"parameters begin with: {', '.join(_beginnings(model))}",
         )
     check_same_meaning(config, source, point, prefix)
-    shapes = {name: tuple(tensor.shape) for name, tensor in _under(model, prefix).items()}
-    for name, table in tables_in_pieces(model).items():
-        if name.startswith(prefix):
-            shapes[name] = (table.num_rows_in_all, table.dim)
-    for name, wanted in shapes.items():
+    for name, size in _under(model, prefix).items():
         origin = name.removeprefix(prefix)
         shape = tuple(stored[origin].shape) if origin in stored else None
-        if shape != wanted:
+        if shape != size:
             found = "which lacks it" if shape is None else f"where it has size {_size(shape)}"
             fix = "give the model the settings of that run, or name another start.run or start.prefix"
-            if prefix and model.state_dict().keys() <= stored.keys():
+            if prefix and _shapes(model).keys() <= stored.keys():
                 fix = f"{point.place} has a part {prefix} of its own; to take all its parameters: --set start.prefix="
             raise UsageError(
-                f"{name} ({_size(wanted)}) cannot start from {origin} of {point.place}, {found}",
+                f"{name} ({_size(size)}) cannot start from {origin} of {point.place}, {found}",
                 allowed="allowed: a run of a model with the same settings as the part that takes its parameters",
                 fix=fix,
             )
@@ -127,19 +123,25 @@ def _fitting_prefix(model: nn.Module, stored: Mapping[str, Stored]) -> str:
 
     Returns "" if the whole model has all of its parameters in `stored`, or if no part has.
     """
-    if model.state_dict().keys() <= stored.keys():
+    if _shapes(model).keys() <= stored.keys():
         return ""
     parts = {f"{name}.": _under(model, f"{name}.") for name in _beginnings(model)}
     fitting = [prefix for prefix, part in parts.items() if part and all(name[len(prefix) :] in stored for name in part)]
     return max(fitting, key=lambda prefix: len(parts[prefix]), default="")
 
 
-def _under(model: nn.Module, prefix: str) -> dict[str, torch.Tensor]:
-    return {name: tensor for name, tensor in model.state_dict().items() if name.startswith(prefix)}
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of a model's parameters and buffers. A table that processes share has its whole shape."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    return shapes | {name: (table.num_rows_in_all, table.dim) for name, table in tables_in_pieces(model).items()}
+
+
+def _under(model: nn.Module, prefix: str) -> dict[str, tuple[int, ...]]:
+    return {name: shape for name, shape in _shapes(model).items() if name.startswith(prefix)}
 
 
 def _beginnings(model: nn.Module) -> list[str]:
-    return sorted({name.partition(".")[0] for name in model.state_dict()})
+    return sorted({name.partition(".")[0] for name in _shapes(model)})
 
 
 def _size(shape: tuple[int, ...]) -> str:

@@ -44,7 +44,7 @@ from tackboard.models.interface import build_model, compile_parts
 from tackboard.models.tables import rows_on
 from tackboard.parallel.exchange import share_items
 from tackboard.parallel.gradients import GradientSum
-from tackboard.parallel.tables import ShardedTables, shard_tables
+from tackboard.parallel.sharded_tables import ShardedTables, shard_tables
 from tackboard.parallel.world import ALONE, World
 from tackboard.train.compilation import CompilationWatch
 from tackboard.train.config import RunConfig, config_to_json

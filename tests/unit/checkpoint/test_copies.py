@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tackboard.checkpoint import copies as module
-from tackboard.checkpoint.copies import Block, Copies, stored_bytes
+from tackboard.checkpoint.copies import Copies, RowBlock, stored_bytes
 from tackboard.models.changed_rows import ChangedRows, whole_tensor
 from tackboard.ops.fresh_rows import FreshRows
 
@@ -27,7 +27,7 @@ def table_of(device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
 def check(device: str) -> None:
     table, is_changed = table_of(device)
     copies = Copies()
-    block = Block(0, table, lambda place: is_changed[place])
+    block = RowBlock(0, table, lambda place: is_changed[place])
     stored = copies.rows("t", [block], [block.count()], 100, FRESH)
     assert copies.finish() is None
     assert isinstance(stored, ChangedRows)
@@ -52,7 +52,7 @@ def test_blocks_of_a_table_become_one_tensor_or_one_list(monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "ROWS_AT_ONCE", 10)
     table, is_changed = table_of()
     halves = [
-        Block(start, table[start:end], lambda place, start=start: is_changed[start:][place])  # type: ignore[misc]
+        RowBlock(start, table[start:end], lambda place, start=start: is_changed[start:][place])  # type: ignore[misc]
         for start, end in ((0, 57), (57, 100))
     ]
     counts = [block.count() for block in halves]
@@ -94,7 +94,7 @@ def test_numbers_that_are_not_finite_are_named() -> None:
     table[57, 3] = float("nan")
     for flags, bad in ((is_changed, "t"), (torch.zeros(100, dtype=torch.bool), None)):
         copies = Copies()
-        block = Block(0, table, flags.__getitem__)
+        block = RowBlock(0, table, flags.__getitem__)
         copies.rows("t", [block], [block.count()], 100, FRESH)
         assert copies.finish() == bad
     copies = Copies()

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from tackboard.checkpoint.stored_rows import decode, describe, encode, fresh_rows_of, is_smaller, rows_dtype
+from tackboard.checkpoint import stored_rows as module
+from tackboard.checkpoint.stored_rows import decode, describe, encode, fresh_rows_of, is_smaller, merge, rows_dtype
 from tackboard.core.errors import ConfigError, DataError
 from tackboard.models.changed_rows import ChangedRows
 from tackboard.ops.fresh_rows import FreshRows
@@ -63,6 +64,28 @@ def test_tensors_that_do_not_belong_together_are_refused(change: dict[str, torch
     del stored["a.weight:values"]
     with pytest.raises(DataError, match="a.weight:values is missing"):
         decode(stored, DESCRIBED)
+
+
+def test_parts_of_a_table_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    for rows_at_once in (module._ROWS_AT_ONCE, 2):
+        monkeypatch.setattr(module, "_ROWS_AT_ONCE", rows_at_once)
+        parts = [changed([0, 5, 60, 61, 62]), changed([]), changed([1, 2, 3, 4, 99])]
+        merged = merge(
+            [{"a.weight": parts[0]}, {"a.weight": parts[1], "weight": changed([3], 10)}, {"a.weight": parts[2]}]
+        )
+        assert set(merged) == {"a.weight", "weight"}
+        found = merged["a.weight"]
+        assert isinstance(found, ChangedRows) and [len(part.rows_N) for part in found.parts] == [5, 0, 5]
+        for rows in ([99], [0], [3, 61], [62], [4, 5]):
+            with pytest.raises(DataError, match=r"two parts of a\.weight hold the same row"):
+                merge([{"a.weight": part} for part in (*parts, changed(rows))])
+    assert merge([]) == {}
+
+
+@pytest.mark.parametrize("other", [changed([7], 10), changed([7], width=3), changed([7], width=None), torch.zeros(3)])
+def test_parts_that_do_not_belong_together_are_refused(other: Any) -> None:
+    with pytest.raises(DataError, match=r"parts? of a\.weight"):
+        merge([{"a.weight": changed([1])}, {"a.weight": other}])
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,17 @@ def test_a_folder_that_does_not_hold_what_was_meant_is_not_sealed(folder: Path, 
     verify_manifest(folder, "checkpoint")
 
 
+def test_a_file_that_changed_since_another_process_wrote_it_is_not_sealed(folder: Path) -> None:
+    entries = {entry["name"]: entry["sha256"] for entry in read_manifest(folder)["files"]}
+    (folder / MANIFEST).unlink()
+    write_manifest(folder, "checkpoint", hashes=entries)
+    (folder / MANIFEST).unlink()
+    flip(folder / "dense.bin", 5)
+    with pytest.raises(StorageError, match=r"dense\.bin has changed since another process wrote it"):
+        write_manifest(folder, "checkpoint", hashes=entries)
+    assert not (folder / MANIFEST).exists()
+
+
 def test_every_flipped_bit_of_the_manifest_is_found(folder: Path) -> None:
     original = (folder / MANIFEST).read_bytes()
     for bit in range(8 * len(original)):

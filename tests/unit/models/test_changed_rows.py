@@ -9,7 +9,7 @@ import torch
 
 from tackboard.core.errors import DataError
 from tackboard.models import changed_rows as module
-from tackboard.models.changed_rows import ChangedRows, copy_rows, whole_tensor
+from tackboard.models.changed_rows import ChangedRows, copy_range, copy_rows, rows_within, whole_tensor
 from tackboard.ops.fresh_rows import FreshRows
 
 FRESH = FreshRows(5, 0.1)
@@ -46,6 +46,42 @@ def test_sums_are_0_elsewhere() -> None:
     assert target.tolist() == [0, 0, 1, 0, 0, 3, 0] == sums.whole(HERE).tolist()
     nothing = ChangedRows(torch.empty(0, dtype=torch.int32), torch.empty(0), 3, None)
     assert nothing.whole(HERE).tolist() == [0, 0, 0]
+
+
+def in_parts() -> tuple[ChangedRows, torch.Tensor]:
+    """The same table, of which three processes have stored parts; one of them nothing."""
+    changed, whole = table()
+    order = [torch.arange(len(changed.rows_N)) % 3 == part for part in (1, 0)]
+    parts = [ChangedRows(changed.rows_N[flags], changed.values_Nd[flags], 1000, FRESH) for flags in order]
+    last = torch.arange(len(changed.rows_N)) % 3 == 2
+    more = ChangedRows(changed.rows_N[:0], changed.values_Nd[:0], 1000, FRESH)
+    first = ChangedRows(changed.rows_N[last], changed.values_Nd[last], 1000, FRESH, others=(*parts, more))
+    return first, whole
+
+
+def test_parts_of_several_processes_make_the_same_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROWS_AT_ONCE", 10)
+    stored, whole = in_parts()
+    assert [len(part.rows_N) for part in stored.parts] == [25, 26, 26, 0]
+    assert torch.equal(stored.whole(HERE), whole) and torch.equal(whole_tensor(stored, HERE), whole)
+
+
+def test_a_range_of_rows_is_copied() -> None:
+    (changed, whole), (stored, _) = table(), in_parts()
+    for first, end in ((0, 1000), (7, 8), (8, 20), (20, 21), (990, 1000), (500, 500), (1000, 1000)):
+        for source in (changed, stored, whole):
+            target = torch.full((end - first, 3), 9.0)
+            copy_range(source, target, first)
+            assert torch.equal(target, whole[first:end].float())
+    for first, shape in ((-1, (3, 3)), (998, (3, 3)), (0, (3, 2)), (0, (3,))):
+        with pytest.raises(DataError, match=r"stored rows have shape \(1000, 3\)"):
+            copy_range(stored, torch.empty(shape), first)
+
+
+def test_positions_are_found_up_to_the_last_row_of_the_largest_int32_table() -> None:
+    rows = torch.tensor([0, 5, (1 << 31) - 1], dtype=torch.int32)
+    limits = [((0, 1 << 31), 3), ((1, 1 << 31), 2), ((6, 1 << 31), 1), ((0, (1 << 31) - 1), 2), ((5, 5), 0)]
+    assert [len(rows[rows_within(rows, *limit)]) for limit, _ in limits] == [number for _, number in limits]
 
 
 def test_another_shape_and_too_little_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
 from tackboard.checkpoint.trained import stored_parameters
@@ -18,6 +19,8 @@ from tackboard.core.vocabulary import Vocabulary
 from tackboard.export.exporter import export_bundle
 from tackboard.models.changed_rows import whole_tensor
 from tackboard.models.interface import build_model
+from tackboard.models.table_pieces import Piece
+from tackboard.models.tables import HashedTables
 from tackboard.train.config import RunConfig, StartConfig, config_from_json, config_to_json
 from tackboard.train.start import check_start, open_source, take_parameters
 from tackboard.train.trainer import Trainer
@@ -103,6 +106,38 @@ def test_another_size_of_what_is_not_compared_is_found_by_the_sizes(
     model.pinfm.start = torch.nn.Parameter(torch.zeros(9))  # type: ignore[union-attr]
     with pytest.raises(UsageError, match=r"pinfm\.start \(9\) cannot start from start of .* where it has size 8"):
         take_parameters(model, config, source)
+
+
+class Shards(nn.Module):
+    """A table of which this process holds rows 5 to 19 and the last 10 rows, outside of the module's state."""
+
+    def __init__(self, table: HashedTables) -> None:
+        super().__init__()
+        self.fresh, self.num_rows_in_all, self.dim = table.fresh, table.num_rows_in_all, table.dim
+        self.dtype = table.dtype
+        places = ((5, 20), (table.num_rows_in_all - 10, table.num_rows_in_all))
+        self.pieces = [
+            Piece(start, torch.zeros(end - start, self.dim, dtype=self.dtype), None) for start, end in places
+        ]
+
+
+def test_a_process_takes_the_rows_of_its_pieces(ranker_config: Config, trained_run: RunDirectory) -> None:
+    config = dataclasses.replace(ranker_config(), start=StartConfig(run=str(trained_run.path)))
+    source = open_source(config)
+    one, many = (build_model(config.model, source.vocabulary) for _ in range(2))
+    many.pinfm.item_tables = table = Shards(many.pinfm.item_tables)  # type: ignore[union-attr, arg-type]
+    check_start(many, config, source)
+    taken = [take_parameters(model, config, source)["parameters"] for model in (one, many)]
+    whole = one.pinfm.item_tables  # type: ignore[union-attr]
+    for piece in table.pieces:
+        end = piece.first_row + len(piece.rows_Rd)
+        assert torch.equal(piece.rows_Rd, whole.weight[piece.first_row : end])  # type: ignore[union-attr, index]
+    assert table.fresh == whole.fresh and taken[0] == taken[1]  # type: ignore[union-attr]
+    dense = many.state_dict()
+    assert dense and all(torch.equal(dense[name], one.state_dict()[name]) for name in dense if "heads" not in name)
+    table.dim += 1
+    with pytest.raises(UsageError, match=r"pinfm\.item_tables\.weight .* cannot start from item_tables\.weight"):
+        take_parameters(many, config, source)
 
 
 def test_a_ranker_continues_a_ranker_whole(ranker_config: Config, trained_run: RunDirectory, tmp_path: Path) -> None:
