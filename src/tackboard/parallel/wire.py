@@ -14,7 +14,7 @@ the gradients of the rows the same way. TorchRec sends both with an all-to-all a
 
 Decided: every codec is plain PyTorch, so all devices code alike. FBGEMM's codecs were measured first (CPU, fbgemm
 1.8.0). Its INT8 adds 1e-8 to the range of a row, so its error is 45% on gradients of size 1e-8 and over 200% on smaller
-ones. INT8 turns NaN into a number, FP16 turns infinity into a number, MX4 does both, and FP8 does not run on a CPU.
+ones. INT8 turns NaN into a number, FP16 and BF16 turn infinity into one, MX4 does both, and FP8 does not run on a CPU.
 
 Decided: a value that is not finite arrives as a value that is not finite, so that the guard of the training loop sees
 it. In fp8, int8 and mx4 all values that share its scale are lost with it.
@@ -23,9 +23,9 @@ Decided: fp8 and int8 have one scale for each row. Narrow rows do not share a sc
 codec where the rows for one process end and the rows for the next process begin. So a row of width 16 takes 28.1% of
 the bytes of fp32, and a row of width 8 takes 31.3%. With column-wise sharding, a row is one process's part of it.
 
-Decided: gradients are multiplied by 2^12 before they become fp16, and divided by it on arrival. The mean loss of a large
-batch has gradients of about 1e-8, and fp16 has no number between 0 and 6e-8. Finite values beyond fp16's range become
-its largest number.
+Decided: gradients are multiplied by 2^12 before they become fp16, and divided by it on arrival. The mean loss of a
+large batch has gradients of about 1e-8, and fp16 has no number between 0 and 6e-8. Finite values beyond fp16's range
+become its largest number.
 
 Shapes: N rows, D width of a row, B bytes of a coded row, G groups of values that share a scale in a row.
 """
@@ -80,7 +80,7 @@ class CastCoding:
 
 
 class ScaledCoding:
-    """Sends one-byte codes of a row's values, and a scale as bf16 that gives the row's largest value the largest code."""
+    """Sends one-byte codes of a row's values and one scale as bf16. The row's largest value has the largest code."""
 
     def __init__(self, width: int, dtype: torch.dtype) -> None:
         self.dtype = dtype
