@@ -25,10 +25,13 @@ import torch
 from torch import nn
 
 from tackboard.core.errors import UsageError
+from tackboard.core.progress import say
 from tackboard.models.table_pieces import Piece
 from tackboard.models.tables import STORAGES, HashedTables, TableConfig, table_modules
 from tackboard.ops.fresh_rows import FreshRows
 from tackboard.parallel.config import ParallelConfig
+from tackboard.parallel.table_plan import ShardPlan, plan_tables, plan_warnings, process_memory_bytes, torchrec_plan
+from tackboard.parallel.wire import WireCounter, codecs, id_type
 from tackboard.parallel.world import World
 
 EPS = 1e-8
@@ -38,14 +41,18 @@ EPS = 1e-8
 class ShardedTables(nn.Module):
     """Looks rows up in all processes; has the same `forward` as `HashedTables`."""
 
-    def __init__(self, config: TableConfig, fresh: FreshRows, world: World, parallel: ParallelConfig) -> None:
+    def __init__(self, name: str, plan: ShardPlan, fresh: FreshRows, world: World, parallel: ParallelConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config = config = plan.tables[name]
         self.num_hashes, self.num_rows, self.dim = config.num_hashes, config.num_rows, config.dim
         self.fresh = fresh
         self.world = world
         self._names = [f"t{number}" for number in range(config.num_hashes)]
-        self._engine = [_torchrec_tables(config, world, parallel)]
+        self._id_type = id_type(config.num_rows)
+        self.wire = WireCounter(self._id_type.itemsize)
+        """Counts the bytes that this process sends."""
+        # In a list, so that torch does not register TorchRec's module as a part of the model.
+        self._engine = [_torchrec_tables(name, plan, world, parallel, self.wire)]
         self._kernels = [kernel for lookup in self._engine[0]._lookups for kernel in lookup._emb_modules]
         self.pieces = sorted(self._own_pieces(), key=lambda piece: piece.first_row)
         self.is_frozen = False
@@ -90,18 +97,14 @@ class ShardedTables(nn.Module):
     def _lookup(self, item_rows_MK: torch.Tensor) -> torch.Tensor:
         from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-        # TorchRec does not take a lookup without ids, so such a process asks for a row whose gradient will be zero.
-        asked_MK = item_rows_MK if len(item_rows_MK) else item_rows_MK.new_full((1, self.num_hashes), -1)
-        num_ids = asked_MK.numel()
+        # All ids of a sub-table are one list, so that one length travels with them and not one for each id.
+        lengths_K = torch.full((self.num_hashes,), len(item_rows_MK), dtype=self._id_type, device=item_rows_MK.device)
         ids = KeyedJaggedTensor(
-            keys=self._names,
-            values=asked_MK.clamp_min(0).T.reshape(-1),
-            lengths=torch.ones(num_ids, dtype=torch.int64, device=asked_MK.device),
+            keys=self._names, values=item_rows_MK.clamp_min(0).T.reshape(-1).to(self._id_type), lengths=lengths_K
         )
         found = self._engine[0](ids)
         vectors_MD = torch.cat([found[name].values() for name in self._names], dim=1).float()
-        is_item_M1 = asked_MK[:, :1] >= 0
-        return (vectors_MD * is_item_M1)[: len(item_rows_MK)]
+        return vectors_MD * (item_rows_MK[:, :1] >= 0)
 
     def set_learning_rate(self, rate: float) -> None:
         """Sets the rate of the next update. FBGEMM reads it at the lookup, so call this before `forward`."""
@@ -153,9 +156,21 @@ def shard_tables(model: nn.Module, world: World, parallel: ParallelConfig) -> di
 
     The model's own tables must be on the meta device, so that no process ever holds a whole table.
     """
-    sharded = {}
-    for name, module in table_modules(model).items():
-        tables = ShardedTables(_config_of(module), module.fresh, world, parallel)
+    declared, sharded = table_modules(model), {}
+    if not declared:
+        return {}
+    plan = plan_tables(
+        {name: _config_of(module) for name, module in declared.items()},
+        parallel.sharding,
+        world_size=world.size,
+        local_size=world.local_size,
+        device_type=world.device.type,
+        memory_bytes=world.gather(process_memory_bytes(world.device, world.local_size)),
+    )
+    for warning in plan_warnings(plan):
+        say(f"warning: {warning}")
+    for name, module in declared.items():
+        tables = ShardedTables(name, plan, module.fresh, world, parallel)
         for owner in list(model.modules()):  # A model may hold its tables under several names.
             for attribute, child in list(owner.named_children()):
                 if child is module:
@@ -175,14 +190,13 @@ def _config_of(module: HashedTables) -> TableConfig:
     )
 
 
-def _torchrec_tables(config: TableConfig, world: World, parallel: ParallelConfig) -> Any:
-    """Makes TorchRec's sharded module, without values in its rows. Every process calls this at the same time."""
+def _torchrec_tables(name: str, plan: ShardPlan, world: World, parallel: ParallelConfig, counter: WireCounter) -> Any:
+    """Makes TorchRec's sharded module of a table, whose rows have no values yet. All processes call this together."""
     try:
         from fbgemm_gpu.split_embedding_configs import EmbOptimType
         from torchrec import EmbeddingCollection, EmbeddingConfig
         from torchrec.distributed.comm_ops import set_gradient_division
         from torchrec.distributed.embedding import EmbeddingCollectionSharder
-        from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
         from torchrec.distributed.types import ShardingEnv
         from torchrec.modules.embedding_configs import DataType
     except ImportError as error:
@@ -191,43 +205,26 @@ def _torchrec_tables(config: TableConfig, world: World, parallel: ParallelConfig
             allowed="one process trains without it",
             fix="make distributed",
         ) from None
-    if config.storage == "bf16" and world.device.type == "cpu":
-        raise UsageError(
-            "model.tables.storage is bf16, which several processes on a CPU cannot train",
-            allowed="allowed: fp32, fp16",
-            fix="--set model.tables.storage=fp32",
-        )
     # The loss is already divided by the number of targets of all processes, so gradients are sums.
     set_gradient_division(False)
+    config = plan.tables[name]
     types = {"fp32": DataType.FP32, "fp16": DataType.FP16, "bf16": DataType.BF16}
-    names = [f"t{number}" for number in range(config.num_hashes)]
     collection = EmbeddingCollection(
         tables=[
             EmbeddingConfig(
                 num_embeddings=config.num_rows,
                 embedding_dim=config.dim,
-                name=name,
-                feature_names=[name],
+                name=f"t{number}",
+                feature_names=[f"t{number}"],
                 data_type=types[config.storage],
             )
-            for name in names
+            for number in range(config.num_hashes)
         ],
         device=torch.device("meta"),
     )
     sharder = EmbeddingCollectionSharder(
         fused_params={"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.0, "eps": EPS},
+        qcomm_codecs_registry=codecs(parallel, width=config.dim, device=world.device, counter=counter),
     )
-    ways = {
-        "row": lambda _number: row_wise(compute_kernel="fused"),
-        "table": lambda number: table_wise(rank=number % world.size, compute_kernel="fused"),
-    }
-    plan = construct_module_sharding_plan(
-        collection,
-        {name: ways[parallel.sharding](number) for number, name in enumerate(names)},
-        sharder=sharder,
-        local_size=world.local_size,
-        world_size=world.size,
-        device_type=world.device.type,
-    )
-    group = torch.distributed.group.WORLD
-    return sharder.shard(collection, plan, ShardingEnv.from_process_group(group), world.device)
+    environment = ShardingEnv.from_process_group(torch.distributed.group.WORLD)
+    return sharder.shard(collection, torchrec_plan(plan, name, world.device.type), environment, world.device)
