@@ -107,11 +107,14 @@ class Guard:
             )
 
     def state(self) -> dict[str, Any]:
+        """Returns the state that a checkpoint stores."""
         return {
             "mean_norm": float(self.mean_norm),
             "num_norms": int(self.num_norms),
             "num_spikes": int(self.num_spikes),
-            "skipped": self.skipped,
+            # A copy, because a thread writes the checkpoint while later steps add to the list. A resumed run would skip
+            # such a step without judging it, so it would not count the step's spike.
+            "skipped": list(self.skipped),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
