@@ -32,7 +32,7 @@ from tackboard.checkpoint.trained import stored_optimizer, stored_parameters
 from tackboard.core.documents import blaming
 from tackboard.core.errors import DivergedError, StorageError, UsageError
 from tackboard.core.files import storage_error
-from tackboard.core.machine import available_memory_bytes
+from tackboard.core.machine import LARGEST_KEPT_BYTES, available_memory_bytes, freed_memory_bytes
 from tackboard.core.rundir import RunDirectory
 from tackboard.models.changed_rows import ChangedRows, Stored
 from tackboard.models.stored_parameters import load_parameters
@@ -59,7 +59,8 @@ class Saver:
         """Tables that are always written whole."""
         self._background = Background()
         self._saved_step: int | None = None
-        self._pinned_bytes = 0
+        self._kept_bytes = 0
+        """Bytes of the last copy whose memory this process keeps for the next copy. They count as used, not as free."""
 
     def wait(self) -> None:
         """Waits until the checkpoint that is being written is complete on disk. Raises its writer's error, if any."""
@@ -222,14 +223,16 @@ class Saver:
         is_pinned = any(parameter.is_cuda for parameter in self.model.parameters())
         if is_pinned:  # Torch rounds pinned memory up to a power of 2, and keeps it for the next checkpoint.
             needed = sum(1 << max(0, size - 1).bit_length() for size in sizes)
-        available = available_memory_bytes() + self._pinned_bytes
+        # On a CPU the heap keeps freed memory (`keep_freed_memory`), except that of the largest tensors.
+        kept = self._kept_bytes if is_pinned else min(self._kept_bytes, freed_memory_bytes())
+        available = available_memory_bytes() + kept
         if needed > available:
             raise UsageError(
                 f"the copy for the checkpoint of step {step} needs {shown_bytes(needed)} of this machine's memory",
                 allowed=f"{shown_bytes(available)} are free; {INTACT}",
                 fix=f"free some memory or use a larger machine, then continue with: --resume {self.run.path}",
             )
-        self._pinned_bytes = needed if is_pinned else 0
+        self._kept_bytes = needed if is_pinned else sum(size for size in sizes if size < LARGEST_KEPT_BYTES)
 
     def _advice(self) -> str:
         return f"free some space or repair the disk, then continue with: --resume {self.run.path}"
