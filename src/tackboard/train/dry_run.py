@@ -73,8 +73,7 @@ def estimate_run(
     for module in table_modules(model).values():
         checkpoint += _table_bytes(module, None if config.start.run else len(source.catalogue))
     num_kept = KEPT_CHECKPOINTS + bool(config.training.validate_every)
-    # The checkpoints of a resumed run are on the disk already, so it surely needs room for only one more.
-    surely_new = 1 if is_resumed else num_kept
+    surely_new = 1 if is_resumed else num_kept  # The older checkpoints of a resumed run are on the disk already.
     free_disk = shutil.disk_usage(_existing(runs)).free
     # The dense part of a model for a GPU is first made in the machine's memory; tables are made on the GPU.
     host, places = memory, {"this machine": (total_memory_bytes(), memory)}
