@@ -17,6 +17,8 @@ from pathlib import Path
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 """Options of glibc's `mallopt`. In this order: the number of unused bytes at which the heap shrinks; the smallest size
 of an allocation that bypasses the heap; the largest number of allocations that bypass the heap."""
+LARGEST_KEPT_BYTES = 1 << 30
+"""Smallest size of an allocation that `keep_freed_memory` does not keep when it is freed."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -51,8 +53,24 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError):
         return False
     # Some versions of glibc refuse a threshold above 32 MiB. For them, no allocation at all may bypass the heap.
-    is_in_heap = mallopt(M_MMAP_THRESHOLD, 1 << 30) == 1 or mallopt(M_MMAP_MAX, 0) == 1
+    is_in_heap = mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT_BYTES) == 1 or mallopt(M_MMAP_MAX, 0) == 1
     return bool(is_in_heap and mallopt(M_TRIM_THRESHOLD, 2**31 - 1) == 1)
+
+
+class _HeapFigures(ctypes.Structure):
+    """The result of glibc's `mallinfo2`: ten numbers. Number 8 is the number of free bytes in all heaps."""
+
+    _fields_ = [(f"field_{number}", ctypes.c_size_t) for number in range(10)]
+
+
+def freed_memory_bytes() -> int:
+    """Returns the bytes that this process has freed and that its heap keeps for the next allocations; 0 if unknown."""
+    try:
+        mallinfo2 = ctypes.CDLL(None).mallinfo2
+    except (OSError, AttributeError):
+        return 0
+    mallinfo2.restype = _HeapFigures
+    return int(mallinfo2().field_8)
 
 
 def peak_rss_bytes() -> int:

@@ -52,11 +52,14 @@ class ItemPositions:
         found = np.empty(sum(last - first for first, last in spans), dtype=DTYPE)
         rest = found.view(np.uint8).data
         for first, last in spans:
-            num_bytes = (last - first) * DTYPE.itemsize
-            # `preadv` does not move the position of the file, which threads share.
-            if os.preadv(self._descriptor, [rest[:num_bytes]], first * DTYPE.itemsize) != num_bytes:
-                raise CorruptFileError(f"{self._path} has become shorter", fix="remove it and start again")
-            rest = rest[num_bytes:]
+            begin, end = first * DTYPE.itemsize, last * DTYPE.itemsize
+            while begin < end:
+                # `preadv` does not move the position of the file, which threads share. Linux reads less than 2 GiB at a
+                # time.
+                num_bytes = os.preadv(self._descriptor, [rest[: end - begin]], begin)
+                if not num_bytes:
+                    raise CorruptFileError(f"{self._path} has become shorter", fix="remove it and start again")
+                begin, rest = begin + num_bytes, rest[num_bytes:]
         return found
 
 

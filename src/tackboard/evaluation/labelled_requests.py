@@ -4,8 +4,9 @@ Every candidate with a known label in a request of a held-out user is an example
 of label 1. If the model has a head for the label (`scores_by_action`), the head's scores are judged, otherwise the
 model's `scores`. `auc` compares examples of all users; `auc_within_users` compares only examples of the same user,
 which is closer to ranking; `hit@3` ranks the candidates of each request. The baseline is the mean label of the item in
-training. For a rare item, this mean is pulled towards the mean of all items. If only a random part of the negatives was
-kept, a candidate counts as often as its weight says, as in training. Only `hit@3` ignores the weights.
+training. For a rare item, this mean is pulled towards the mean label of all examples. If only a random part
+of the negatives was kept, a candidate counts as often as its weight says, as in training. Only `hit@3` ignores the
+weights.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ MORE_METRICS = ("ne", "calibration", "hit@3")
 TOP = 3
 """The k of HIT@k."""
 DAMPING = 10.0
-"""Each item's mean includes this many additional examples, whose label is the mean of all items."""
+"""Each item's mean includes this many additional examples, whose label is the mean label of all training examples."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,8 +132,10 @@ def metrics_of(answers: ScoredCandidates, label: str) -> dict[str, float]:
 
 
 def all_metrics_of(answers: ScoredCandidates, label: str, *, ranked: bool = True) -> dict[str, float]:
-    """Returns `METRICS` and `MORE_METRICS` of scores for one label, like `metrics_of`. If `ranked` is False, `hit@3` is
-    left out, and `answers` need no requests."""
+    """Returns `METRICS` and `MORE_METRICS` of scores for one label. Raises the same error as `metrics_of`.
+
+    If `ranked` is False, `hit@3` is left out, and `answers` need no requests.
+    """
     chosen = answers.judged(label)
     truth = chosen.labels[label] == 1
     if not len(truth) or truth.all() or not truth.any():
@@ -164,7 +167,8 @@ def hits_of(chosen: ScoredCandidates, is_wanted: NDArray[np.bool_]) -> RequestHi
 
 
 def hits_by_age(answers: ScoredCandidates, label: str, ages: NDArray[np.int64]) -> list[dict[str, Any]]:
-    """Returns HIT@3 of each slice of item age. `ages` [E] holds the candidates' positions in `AGES`.
+    """Returns HIT@3 of each slice of item age. `ages` [E] holds, for each candidate, the position in `AGES` of its
+    item's age.
 
     A slice counts the requests that have a positive of this age. A request is a hit if such a positive is in the top 3.
     """

@@ -113,7 +113,10 @@ class Plan:
 
     @property
     def newest_events(self) -> int | None:
-        """How many of a user's newest events are enough to compute every feature, or None if there is no limit."""
+        """How many of a user's newest events are enough to compute every feature.
+
+        None means that there is no such number, or that no feature reads events.
+        """
         whole = {index for index, node in enumerate(self.nodes) if node.op == "events"}
         readers = [node for node in self.nodes if whole.intersection(node.args)]
         if not readers or any(node.op not in ("newest", "anchored") for node in readers):
@@ -433,7 +436,9 @@ def compile_nodes(nodes: Sequence[Any], features: Mapping[str, Any]) -> Plan:
             raise DataError(f"operation {number} of the feature set cannot be read") from None
         valid = isinstance(op, str) and isinstance(params, dict) and isinstance(args, list)
         if not valid or not all(type(argument) is int and 0 <= argument < number for argument in args):
-            raise DataError(f"operation {number} of the feature set has inputs that do not come before it")
+            raise DataError(
+                f"operation {number} of the feature set is malformed or has inputs that do not come before it"
+            )
         place = CodePlace(str(data.get("file", "")), line) if line else NOWHERE
         try:
             positions.append(builder.add(op, tuple(positions[argument] for argument in args), params, place))
@@ -489,7 +494,7 @@ def _key(op: str, args: tuple[int, ...], params: Mapping[str, Any]) -> str:
 def _level(levels: Sequence[int]) -> int:
     if EVENT in levels and max(levels, default=CONSTANT) > EVENT:
         raise TypeClash(
-            "it mixes a column of the events with a value of the request",
+            "it mixes a column of the events with a value of the request or of the candidate",
             allowed="aggregate the events first, or choose them by events.matching(column, value)",
         )
     return max(levels, default=CONSTANT)
@@ -512,7 +517,10 @@ def _constant_type(value: Any) -> FeatureType:
         return STRING
     called = getattr(value, "__name__", "") if callable(value) else ""
     if called:
-        raise TypeClash(f"{called} is an operator", fix=f'call it: {called}(…), or write ["{called}"] for the column')
+        raise TypeClash(
+            f"{called} is an operator",
+            fix=f'call it: {called}(…); for a column named {called}, write events["{called}"] or item["{called}"]',
+        )
     raise TypeClash(
         f"{type(value).__name__} is not a value of a feature",
         allowed="give an expression, a number, a string, True or False",

@@ -26,8 +26,8 @@ ORACLE = (
 )
 STEP_TONES: dict[str, Tone] = {BASELINE: "soft", RANKER: "strong", FINETUNED: "accent"}
 STEP_WORDS = {
-    BASELINE: "the mean label of each item in training, which knows no user",
-    RANKER: "tables of items, the user's newest events and features, learned from the requests alone",
+    BASELINE: "the mean label of an item in training; this mean is the same for every user",
+    RANKER: "a model of the user's newest events, the features and tables of items, trained on the requests alone",
     FINETUNED: "the same ranker with the pretrained PinFM, which is trained further at a tenth of the learning rate",
 }
 NUM_SMOOTHED = 25
@@ -79,7 +79,7 @@ def verdict(outcome: Outcome) -> str:
 
 
 def smooth(values: Sequence[float], window: int) -> list[float]:
-    """Returns the mean of each value and its neighbours, `window` values in all.
+    """Returns the mean of each value and its neighbours, `window` values in all. `window` must be odd.
 
     Near the ends the window is narrower on both sides, so that the smoothed curve never lags.
     """
@@ -143,7 +143,8 @@ def _add_training(section: Section, outcome: Outcome) -> None:
             x_label="step",
             y_label="loss (nats)",
         ),
-        f"InfoNCE loss with in-batch negatives: {losses[0]:.3f} at the first step, {losses[-1]:.3f} at the last.",
+        f"InfoNCE loss with in-batch negatives: {losses[0]:.3f} at step {steps[0]:.0f}, "
+        f"{losses[-1]:.3f} at step {steps[-1]:.0f}.",
     )
 
 
@@ -213,21 +214,26 @@ def _add_lift(section: Section, outcome: Outcome) -> None:
     rules = outcome.stages["requests"].require("rules")
     section.text(
         f"A ranker scores the candidates of a request. The log does not say what was shown, so "
-        f"{made['requests']:,} requests were made from it: the newest {rules['per_user']} events of each user with an "
-        f"item that was new to the user, each among up to {rules['candidates']} other items that people chose in the "
-        "same hour and the user never did. These are drawn by their number of events, so it is no advantage to be "
-        "popular. The label next marks the item that the user chose; save marks it if the user saved it."
+        f"{made['requests']:,} requests were made from it: the newest {rules['per_user']} events of each user on new "
+        "items give one request each. An item is new if the user had no earlier event with it. The candidates of a "
+        f"request are the event's item and up to {rules['candidates']} other items. Other users chose these other "
+        "items in the same hour, and the user never chose them. Items with more events in this hour are more likely to "
+        "be drawn as other items, so popularity alone does not tell which candidate the user chose. The label “next” "
+        "is 1 for the item that the user chose. The label “save” is 1 for this item if the user saved it."
     )
     section.text(
         "Protocol: one user in five was held out of pretraining and of both rankers. The requests of these "
-        f"{judged.require('num_users'):,} users, with {judged.require('num_candidates'):,} candidates, judge all. "
-        f"Both rankers take {outcome.stages['finetune'].require('step'):,} steps on the same requests. The one without "
-        "PinFM learns items from these requests alone; PinFM has learned items from the histories of the other users."
+        f"{judged.require('num_users'):,} users, with {judged.require('num_candidates'):,} candidates, judge all "
+        "three methods. "
+        f"Both rankers take {outcome.stages['finetune'].require('step'):,} steps on the same requests. The ranker "
+        "without PinFM learns about items from these requests alone. The other ranker also has what PinFM learned "
+        "about items in pretraining, from the histories of the users who were not held out."
     )
     section.text(
-        "HIT@3 is the share of requests in which a candidate with the label is among the first three; ties count "
-        "against the method. AUC is the share of pairs of a candidate with the label and one without that are in the "
-        "right order. NE is the log-loss, divided by that of a constant prediction: below 1 is better."
+        "HIT@3 counts the requests that have a candidate with the label. It is the share of these requests in which "
+        "such a candidate is among the first three; ties count against the method. AUC counts pairs of two candidates: "
+        "the first has the label, and the second does not. It is the share of these pairs in which the first scores "
+        "higher; a tie counts half. NE is the log-loss, divided by that of a constant prediction: below 1 is better."
     )
     lift = outcome.lift
     section.chart(

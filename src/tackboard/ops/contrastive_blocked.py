@@ -31,6 +31,9 @@ LEAST_SUMS = 256
 """Fewest sums of a block, because products of a few rows are slow. MOST_CELLS may force fewer sums."""
 MOST_CELLS = 1 << 27
 """Largest number of scores of a block: 512 MiB."""
+LEAST_SUM = 1e-30
+"""A block with a smaller sum of powers is computed again without the items of weight 0. The quotient of a small sum
+would overflow in the gradients."""
 
 
 def contrastive_loss(
@@ -122,10 +125,13 @@ def _compute(
         hidden_bD = hidden_RD[block]
         powers_bK = _product(hidden_bD, negatives_KD.T, product_type, out=buffer[: len(hidden_bD)])
         _exclude(powers_bK, block, pairs, own)
-        highest_b1 = powers_bK.amax(dim=1, keepdim=True)
-        powers_bK.sub_(highest_b1).exp_()
-        sums_b = powers_bK @ weights_K
-        log_sums_b = highest_b1.squeeze(1) + sums_b.log()
+        sums_b, log_sums_b = _replace_by_powers(powers_bK, weights_K)
+        if bool((sums_b < LEAST_SUM).any()):
+            # The highest score of a sum is that of an item with weight 0, and the powers of the negatives vanish.
+            _product(hidden_bD, negatives_KD.T, product_type, out=powers_bK)
+            _exclude(powers_bK, block, pairs, own)
+            powers_bK.masked_fill_(weights_K == 0, EXCLUDED)
+            sums_b, log_sums_b = _replace_by_powers(powers_bK, weights_K)
         own_pairs = chosen[number]
         sums_p = pairs.sums[own_pairs] - begin
         excess_p = log_sums_b[sums_p] - right_P[own_pairs]
@@ -146,6 +152,14 @@ def _compute(
     gradient_KD.mul_(weights_K[:, None])
     hidden_gradient_RD.index_add_(0, pairs.sums, rights_PD * -slopes_P[:, None])
     return losses_P, (hidden_gradient_RD, gradient_KD, hidden_PD * -slopes_P[:, None])
+
+
+def _replace_by_powers(scores_bK: torch.Tensor, weights_K: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Replaces each score by e^(s - highest score of its sum); returns Σ w e^(s - highest) and log Σ w e^s [b]."""
+    highest_b1 = scores_bK.amax(dim=1, keepdim=True)
+    scores_bK.sub_(highest_b1).exp_()
+    sums_b = scores_bK @ weights_K
+    return sums_b, highest_b1.squeeze(1) + sums_b.log()
 
 
 def _product(

@@ -72,6 +72,7 @@ def estimate_run(
     for module in table_modules(model).values():
         checkpoint += _table_bytes(module, None if config.start.run else len(source.catalogue))
     num_kept = KEPT_CHECKPOINTS + bool(config.training.validate_every)
+    surely_new = 1 if is_resumed else num_kept  # The older checkpoints of a resumed run are on the disk already.
     free_disk = shutil.disk_usage(_existing(runs)).free
     # The dense part of a model for a GPU is first made in the machine's memory; tables are made on the GPU.
     host, places = memory, {"this machine": (total_memory_bytes(), memory)}
@@ -88,9 +89,9 @@ def estimate_run(
                 allowed=f"{place} has {shown_bytes(there)}",
                 fix="lower model.tables.num_rows or model.tables.dim, or set model.tables.storage to fp16",
             )
-    if num_kept * least > free_disk:
+    if surely_new * least > free_disk:
         raise UsageError(
-            f"checkpoints need {shown_bytes(num_kept * least)}",
+            f"checkpoints need {shown_bytes(surely_new * least)}",
             allowed=f"{runs} has {shown_bytes(free_disk)} free",
             fix="free some space, or choose another --runs",
         )

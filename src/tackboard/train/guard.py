@@ -7,7 +7,8 @@ the host has read a loss. The trainer reads the verdicts later, several at a tim
 skip. If more than `max_bad_steps` of `window` steps are bad, the run has diverged and ends.
 
 Decided: a model may have state beyond its parameters (buffers such as streaming frequencies). The forward pass of a bad
-step has already changed this state. So the run goes back to its last checkpoint and skips that step's data.
+step has already changed this state. So the run goes back to its last checkpoint and skips that step's data. The number
+of spikes goes back too, so in such a run a lasting rise of the norm is never let through.
 
 A checkpoint carries the guard's state, so a resumed run decides as an uninterrupted run would.
 """
@@ -107,11 +108,14 @@ class Guard:
             )
 
     def state(self) -> dict[str, Any]:
+        """Returns the state that a checkpoint stores."""
         return {
             "mean_norm": float(self.mean_norm),
             "num_norms": int(self.num_norms),
             "num_spikes": int(self.num_spikes),
-            "skipped": self.skipped,
+            # A copy, because a thread writes the checkpoint while later steps add to the list. A resumed run would skip
+            # such a step without judging it, so it would not count the step's spike.
+            "skipped": list(self.skipped),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:

@@ -224,6 +224,10 @@ class Optimizers:
         """Clears gradients, and sets how this step's updates of half-precision tables are rounded."""
         for name, table in self.tables.items():
             table.rounding_key.fill_(rounding_key(self.seed, data_step, string_id(name)))
+        self._drop_gradients()
+
+    def _drop_gradients(self) -> None:
+        for table in self.tables.values():
             table.drop()
         for name, shared in self.shared.items():
             rate = self.config.table_learning_rate * self.config.multiplier(f"{name}.weight")
@@ -263,12 +267,15 @@ class Optimizers:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Opens a context in which `step` may be recorded as part of a CUDA graph."""
+        """Opens a context in which `step` may be recorded as part of a CUDA graph; its end drops all gradients."""
         for group in self.adamw.param_groups:
             group["capturable"] = True
         try:
             yield
         finally:
+            # A recording computes nothing. If it fails, the same step runs as usual, and would add its own gradients to
+            # memory that was never written.
+            self._drop_gradients()
             # Outside of this context the flag must be off. Otherwise torch would warn of steps that are not recorded.
             for group in self.adamw.param_groups:
                 group["capturable"] = False

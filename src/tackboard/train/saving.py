@@ -39,7 +39,7 @@ from tackboard.checkpoint.trained import FORMAT_VERSION_OF_PARTS, stored_optimiz
 from tackboard.core.documents import blaming
 from tackboard.core.errors import DivergedError, StorageError, UsageError, shown_bytes
 from tackboard.core.files import storage_error
-from tackboard.core.machine import available_memory_bytes
+from tackboard.core.machine import LARGEST_KEPT_BYTES, available_memory_bytes, freed_memory_bytes
 from tackboard.core.rundir import RunDirectory
 from tackboard.models.changed_rows import ChangedRows, Stored, copy_range, rows_within
 from tackboard.models.stored_parameters import load_parameters
@@ -86,7 +86,8 @@ class Saver:
         self._background = Background()
         self._saved_step: int | None = None
         self._num_saves = 0
-        self._pinned_bytes = 0
+        self._kept_bytes = 0
+        """Bytes of the last copy whose memory this process keeps for the next copy. They count as used, not as free."""
 
     def wait(self) -> None:
         """Waits until the checkpoint that is being written is complete on disk. Raises its writer's error, if any."""
@@ -300,10 +301,12 @@ class Saver:
         is_pinned = any(parameter.is_cuda for parameter in self.model.parameters())
         if is_pinned:  # Torch rounds pinned memory up to a power of 2, and keeps it for the next checkpoint.
             needed = sum(1 << max(0, size - 1).bit_length() for size in sizes)
-        available = available_memory_bytes() + self._pinned_bytes
+        # On a CPU the heap keeps freed memory (`keep_freed_memory`), except that of the largest tensors.
+        kept = self._kept_bytes if is_pinned else min(self._kept_bytes, freed_memory_bytes())
+        available = available_memory_bytes() + kept
         free = shutil.disk_usage(self.store.folder).free
         self._compare_room(step, self.world.gather((sum(sizes), free, needed, available)))
-        self._pinned_bytes = needed if is_pinned else 0
+        self._kept_bytes = needed if is_pinned else sum(size for size in sizes if size < LARGEST_KEPT_BYTES)
 
     def _compare_room(self, step: int, found: Sequence[tuple[int, int, int, int]]) -> None:
         """Compares the bytes (of files, free on disk, of copies, free in memory) of all processes."""

@@ -13,6 +13,7 @@ from tackboard.core import machine
 from tackboard.core.machine import (
     THREAD_VARIABLES,
     available_memory_bytes,
+    freed_memory_bytes,
     keep_freed_memory,
     peak_rss_bytes,
     set_thread_environment,
@@ -70,6 +71,7 @@ def test_a_missing_file_reads_as_nothing(tmp_path: Path) -> None:
 def test_without_glibc_freed_memory_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine.ctypes, "CDLL", lambda _name: object())
     assert not keep_freed_memory()
+    assert freed_memory_bytes() == 0
 
 
 @pytest.mark.parametrize(("refused", "expected"), [(None, {-3, -1}), (-3, {-3, -4, -1})])
@@ -107,6 +109,20 @@ def test_freed_memory_is_used_again_without_page_faults() -> None:
     if kept == "False":
         pytest.skip("this C library has no such setting")
     assert int(faults) < 1000  # 64 MiB have 16,384 pages.
+
+
+@pytest.mark.skipif(freed_memory_bytes() == 0, reason="this C library does not say what it keeps")
+def test_freed_memory_that_is_kept_is_told() -> None:
+    code = (
+        "from tackboard.core.machine import freed_memory_bytes, keep_freed_memory\n"
+        "keep_freed_memory()\n"
+        "block = bytearray(64 << 20)\n"
+        "before = freed_memory_bytes()\n"
+        "del block\n"
+        "print(freed_memory_bytes() - before)\n"
+    )
+    freed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    assert int(freed) == pytest.approx(64 << 20, rel=0.02)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -50,6 +51,15 @@ def test_they_are_made_once_and_then_read(dataset: Path) -> None:
     assert again.counters.num_rows == 0
     check(found, again)
     verify_manifest(source.dataset.path, "dataset")
+
+
+def test_the_system_may_read_less_than_asked(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux reads less than 2 GiB at a time."""
+    source = open_sequences(dataset)
+    positions = item_positions(source)
+    honest = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda file, buffers, offset: honest(file, [buffers[0][:7]], offset))
+    check(positions, source)
 
 
 @pytest.mark.parametrize("name", [FILE_NAME, MANIFEST])

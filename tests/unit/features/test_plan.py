@@ -436,8 +436,8 @@ def test_nodes_compile_to_the_same_plan() -> None:
     ("change", "message"),
     [
         ({"op": "nosuch"}, "feature a (features.json), nosuch: there is no operator 'nosuch'"),
-        ({"op": 3}, "operation 1 of the feature set has inputs that do not come before it"),
-        ({"args": [1]}, "operation 1 of the feature set has inputs that do not come before it"),
+        ({"op": 3}, "operation 1 of the feature set is malformed or has inputs that do not come before it"),
+        ({"args": [1]}, "operation 1 of the feature set is malformed or has inputs that do not come before it"),
         ({"args": [-1]}, "inputs that do not come before it"),
         ({"args": [True]}, "inputs that do not come before it"),
         ({"args": {}}, "inputs that do not come before it"),
@@ -520,7 +520,7 @@ def test_a_list_that_is_cut_says_so() -> None:
     ("expression", "got", "advice"),
     [
         (item.price + events, "Events is not a value of a feature", "aggregate events: events.count()"),
-        (events.sum(events.count), "count is an operator", 'or write ["count"] for the column'),
+        (events.sum(events.count), "count is an operator", 'for a column named count, write events["count"]'),
         (item.price + len, "len is an operator", "call it: len(…)"),
     ],
 )

@@ -95,6 +95,12 @@ def test_checkpoints_that_may_not_fit_on_the_disk_are_told_and_those_that_cannot
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=at_least - 1))
     with pytest.raises(UsageError, match="checkpoints need"):
         estimate_run(tiny_config(), tiny_source, tmp_path)
+    # A resumed run has its older checkpoints on the disk already.
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=at_least // 3))
+    estimate_run(tiny_config(), tiny_source, tmp_path, is_resumed=True)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=at_least // 3 - 1))
+    with pytest.raises(UsageError, match="checkpoints need"):
+        estimate_run(tiny_config(), tiny_source, tmp_path, is_resumed=True)
 
 
 @pytest.mark.usefixtures("torch_settings")

@@ -104,6 +104,15 @@ def test_state_round_trips_through_json_and_keeps_later_skips() -> None:
     assert guard.skipped == [4, 9]
 
 
+def test_a_state_stays_as_it_was_when_later_steps_are_bad() -> None:
+    """A thread writes the state of a checkpoint while training goes on."""
+    guard = Guard(GuardConfig())
+    guard.skip(3, "")
+    state = guard.state()
+    guard.skip(4, "")
+    assert (state["skipped"], guard.state()["skipped"]) == ([3], [3, 4])
+
+
 @pytest.mark.parametrize("wrong", [{"spike_factor": 1.0}, {"settle_steps": 0}, {"max_bad_steps": -1}, {"window": 0}])
 def test_impossible_settings_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -272,6 +273,28 @@ def test_a_full_disk_and_a_full_memory_are_found_before_writing(
     assert "are free" in short.value.allowed and str(trainer.run.path) in short.value.fix
     trainer.train(quiet=True)
     assert trainer.run.status == "done"
+
+
+def test_the_memory_of_the_last_copy_serves_the_next_one(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process on a CPU keeps freed memory. The system counts this memory as used."""
+    trainer = make_trainer()
+    trainer.save()
+    trainer.saver.wait()
+    monkeypatch.setattr(saving, "available_memory_bytes", lambda: 100)
+    monkeypatch.setattr(saving, "freed_memory_bytes", lambda: 0)
+    trainer.step = 1
+    with pytest.raises(UsageError, match="the copy for the checkpoint of step 1"):
+        trainer.save()
+    monkeypatch.setattr(saving, "freed_memory_bytes", lambda: 1 << 40)
+    trainer.save()
+    trainer.saver.wait()
+    monkeypatch.setattr(saving, "LARGEST_KEPT_BYTES", 0)  # As if every tensor were too large to be kept.
+    for trainer.step, is_refused in ((2, False), (3, True)):
+        with pytest.raises(UsageError) if is_refused else contextlib.nullcontext():
+            trainer.save()
+        trainer.saver.wait()
 
 
 @pytest.mark.gpu

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from tackboard.batch.batches import Batch
+from tackboard.models.tables import HashedTables, TableConfig
 from tackboard.train import step_graphs
+from tackboard.train.optimizers import OptimizerConfig, Optimizers
 from tackboard.train.step_graphs import StepReplay
 
 
@@ -42,8 +44,10 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, int]]]:
     @contextlib.contextmanager
     def record(graph: FakeGraph, **_: Any) -> Iterator[None]:
         FakeGraph.current = graph
-        yield
-        FakeGraph.current = None
+        try:
+            yield
+        finally:
+            FakeGraph.current = None
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
     monkeypatch.setattr(torch.cuda, "graph", record)
@@ -115,3 +119,26 @@ def test_a_step_that_cannot_be_recorded_runs_as_usual(
     said = capsys.readouterr().err
     assert said.count("not replayed as CUDA graphs") == 1
     assert "operation not permitted" in said
+
+
+def test_a_recording_that_fails_leaves_no_gradients(steps: list) -> None:
+    """For example, memory may run out in the middle. The gradients of a recording were never computed."""
+    ends = []
+    for is_replayed in (False, True):
+        torch.manual_seed(0)
+        model = torch.nn.ModuleList([HashedTables(TableConfig(num_hashes=1, num_rows=8, dim=2)), torch.nn.Linear(2, 1)])
+        optimizers = Optimizers(model, OptimizerConfig(), total_steps=5)
+
+        def compute(batch: Numbers, model: Any = model, optimizers: Optimizers = optimizers) -> Any:
+            model[1](model[0](batch.items[:, None])).sum().backward()
+            if FakeGraph.current is not None:
+                raise torch.OutOfMemoryError("no memory")
+            optimizers.step()
+            return torch.zeros(1), {}
+
+        step = StepReplay(compute, optimizers.recording) if is_replayed else compute
+        for number in range(3):
+            optimizers.prepare(number)
+            step(batch_of(0))
+        ends.append(model.state_dict())
+    torch.testing.assert_close(*ends, rtol=0, atol=0)

@@ -4,12 +4,13 @@
 
 The input is a synthetic world, or the files of a public dataset. Each dataset is one snapshot under WORK/datasets. A
 request is a pseudo-request (data/pseudo_requests.py): an item that the user chose, among items drawn from the same hour
-or from the whole log. Pretraining reads no event that happened at or after the first request. `SOURCES` fixes where the
-split lies, how candidates are drawn, and the seed of the draw.
+or from the whole log. Pretraining reads no event of a user that happened at or after the user's first request.
+`SOURCES` fixes where the split lies, how candidates are drawn, and the seed of the draw.
 
-Decided: the parameters of the synthetic world (`WORLD`) were committed before any ranker was trained on it. Items of
-public logs have neither a birth nor content. Their birth is the time of their first event, which is a proxy, and their
-content is a vector from the co-engagement graph of the events before the requests.
+Decided: the parameters of the synthetic world (`WORLD`) were committed before any ranker was trained on it. Public
+logs say neither when an item was born nor what it contains. So two proxies are computed: the birth of an item is the
+time of its first event, and the content of an item is a vector from a co-engagement graph. The graph holds the events
+before `since_ms`. If the rules have no `since_ms` (ml-1m), the graph holds the whole log, even the chosen events.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def find_source(name: str) -> FinetuneSource:
 
 
 def names_of(source: FinetuneSource, *, quick: bool) -> tuple[str, str]:
-    """Returns the names of both datasets under WORK/datasets: with requests, and for pretraining."""
+    """Returns two names under WORK/datasets: of the dataset with requests, and of the dataset for pretraining."""
     name = f"{source.name}-requests{'-quick' if quick else ''}"
     return name, f"{name}-before"
 

@@ -368,7 +368,7 @@ def snapshots_in_use(folder: Path, runs: Path) -> dict[str, str]:
             raise UsageError(
                 f"{run} is unfinished and does not say which snapshot it needs",
                 allowed="nothing was removed",
-                fix="finish the run with `tackboard train … --resume`, or remove its folder",
+                fix=f"finish the run with `tackboard train … --resume {run}`, or remove its folder",
             )
     return needed
 

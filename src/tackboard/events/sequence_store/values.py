@@ -2,8 +2,9 @@
 
     item_id, time_ms, received_ms, int fields    values int64
     float, bool fields                           values float64, bool
-    action, surface, string fields               values int64: codes of `dictionary`, or of the store if it is None
+    action, surface, string fields               values int64: codes of `dictionary`
 
+If `dictionary` is None, the codes of action, surface and string fields are codes of the store.
 `present` marks the entries that have a value; it is None if no value is missing. The value of a missing entry is
 undefined. A dictionary may hold the same string twice, for example after two columns were joined.
 """
@@ -88,7 +89,8 @@ def join_values(parts: Sequence[Values]) -> Values:
 
 
 def join(parts: Sequence[Columns]) -> dict[str, Values]:
-    """Joins parts that have the same columns end to end."""
+    """Puts parts one after another: each column of the result joins the columns of this name. All parts have the same
+    columns."""
     return {name: join_values([part[name] for part in parts]) for name in parts[0]}
 
 

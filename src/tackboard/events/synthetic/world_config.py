@@ -93,7 +93,7 @@ class WorldConfig:
     repeat_decay: float = 0.9
     """A repeat picks the event of age a with weight repeat_decay ** a, or with weight 0 if the event was a hide."""
     switch_probability: float = 0.25
-    """Chance, before each event inside a session, that its topic is drawn again from the user's interests."""
+    """Chance, before each event inside a session, that the session's topic is drawn again from the user's interests."""
     switch_after_hide_probability: float = 0.6
     """Replaces switch_probability if the previous event was a hide."""
 
@@ -138,7 +138,9 @@ class WorldConfig:
 
 
 def load_world_config(name_or_path: str) -> WorldConfig:
-    """Reads the config of a shipped world (`demo`) or from a JSON file. Unknown names and settings raise UsageError."""
+    """Reads the config of a world: a shipped world (`demo`) or a JSON file. An unknown name or setting
+    raises UsageError.
+    """
     if name_or_path.endswith(".json"):
         path = Path(name_or_path)
         if not path.is_file():

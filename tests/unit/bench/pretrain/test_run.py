@@ -86,6 +86,8 @@ def test_a_rival_with_another_loss_gets_no_figures() -> None:
     assert rival_figures(None, 5.0, ours) is None
     assert rival_figures([{"failed": "no torch"}], 5.0, ours) == {"failed": "no torch"}
     assert rival_figures([run_of_rival], 5.1, ours) == {"failed": "its first loss is 5.0, ours is 5.1"}
+    of_nan = rival_figures([run_of_rival | {"first_loss": float("nan")}], 5.0, ours)
+    assert of_nan == {"failed": "its first loss is nan, ours is 5.0"}
     found = rival_figures([run_of_rival], None, ours)
     assert found is not None
     assert (found["times_as_fast"], found["times_as_fast_per_cpu_s"], found["is_checked"]) == (2.0, 1.25, False)
