@@ -49,7 +49,8 @@ def complain(error: BaseException, text: str) -> None:
     if isinstance(error, TackboardError) and error.is_common and not _speaker.is_first_on_host:
         return
     prefix = f"[process {_speaker.rank}] " if _speaker.rank else ""
-    print(prefix + text, file=sys.stderr, flush=True)
+    sys.stderr.write(f"{prefix}{text}\n")  # In one piece, because other processes write to the same place.
+    sys.stderr.flush()
 
 
 class Progress:

@@ -18,6 +18,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -71,6 +72,8 @@ def start_world(config: ParallelConfig, device_setting: str, meeting_s: float | 
     if place.size == 1:
         return ALONE
     speak_as(place.rank, is_first_on_host=not place.local_rank)
+    if distributed.is_initialized():  # Ray Train has connected the processes, without our store and our timeout.
+        distributed.destroy_process_group()
     seconds = meeting_s or min(config.timeout_s, MEETING_S)
     deadline = time.monotonic() + seconds
     store = _open_store(place, deadline)
@@ -198,7 +201,7 @@ def _open_store(place: Place, deadline: float) -> Any:
         ) from None
     except RuntimeError as error:
         if "EADDRINUSE" not in str(error):
-            raise _unreachable(place, one_line(str(error).partition("\n")[0])) from None
+            raise _unreachable(place, _plain(error)) from None
         raise UsageError(
             f"process 0 cannot listen on port {place.port} (MASTER_PORT): another program uses it",
             allowed="allowed: a free port of the host of process 0",
@@ -354,6 +357,11 @@ def _check_board(lines: list[dict[str, Any]], place: Place) -> None:
             )
 
 
+def _plain(error: BaseException) -> str:
+    """Returns what torch says in the first line of an error, without places in its source."""
+    return re.sub(r"\[/\S+\] *", "", one_line(str(error).partition("\n")[0]))[:200]
+
+
 def _common(got: str, *, allowed: str, fix: str) -> UsageError:
     error = UsageError(got, allowed=allowed, fix=fix)
     error.is_common = True
@@ -413,7 +421,7 @@ def _connect(store: Any, place: Place, peers: tuple[Peer, ...], seconds: float) 
         used = f"GLOO_SOCKET_IFNAME={interface}" if interface else "the interface of its host name"
         raise UsageError(
             f"process {place.rank} on {peers[place.rank].host} cannot connect to the others by {used}: "
-            + one_line(str(error).partition("\n")[0])[:200],
+            + _plain(error),
             allowed="allowed: an interface whose address every other host can reach"
             + (f" (hosts: {', '.join(others)[:200]})" if others else ""),
             fix=f"set GLOO_SOCKET_IFNAME on every host; this host has: {_interfaces()}",
