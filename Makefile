@@ -5,12 +5,13 @@ INSTALL = @$(PYTHON) scripts/install.py
 # Tests compute on one thread each: a second one on small tensors costs more than it brings, and processes started by
 # tests would fight over the cores. Bytecode is kept even if the shell forbids it: tests start many processes, and each
 # would compile every module again.
+# `make test` skips, with a reason, the tests that start several processes: `make test-dist` runs them, one at a time.
 # `make check` reads the code and the documentation; the commands of the documentation are executed by `make test`.
 TEST_ENVIRONMENT = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install demo test test-slow check audit distributed rivals format clean
+.PHONY: help install demo test test-dist test-slow check audit distributed rivals format clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -25,7 +26,12 @@ demo: ## Synthetic world, training, evaluation, export, server, scores, report.h
 
 test: ## The tests, under ten minutes on two cores
 	$(INSTALL) dev --command "make test"
-	@$(TEST_ENVIRONMENT) .venv/bin/python -m pytest -q --numprocesses 2 --dist loadfile
+	@TACKBOARD_LEAVE_OUT=dist $(TEST_ENVIRONMENT) .venv/bin/python -m pytest -q --numprocesses 2 --dist loadfile
+
+test-dist: ## The tests of training in several processes, with TorchRec: under eight minutes
+	$(INSTALL) dev --command "make test-dist"
+	$(INSTALL) distributed --command "make test-dist"
+	@$(TEST_ENVIRONMENT) .venv/bin/python -m pytest -q -m "dist and not slow and not gpu"
 
 test-slow: ## The long tests: every kill instant, slow pages of the documentation
 	$(INSTALL) dev --command "make test-slow"

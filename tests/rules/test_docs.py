@@ -30,6 +30,7 @@ SHOWN: dict[str, int] = {
     "CONTRIBUTING.md": 1,
     "README.md": 2,
     "docs/data.md": 1,
+    "docs/distributed.md": 5,
     "docs/pretraining.md": 4,
     "docs/serving.md": 6,
 }

@@ -17,6 +17,7 @@ from tackboard.cli import bench, data, demo, evaluate, export, features, init, i
 from tackboard.core.errors import EXIT_BUG, Preempted, TackboardError, UsageError, line_of_user_code, one_line
 from tackboard.core.files import storage_error
 from tackboard.core.machine import set_thread_environment
+from tackboard.core.progress import complain
 
 INTERRUPTED = 130
 
@@ -67,6 +68,8 @@ def _options(
 def run() -> None:
     """Runs one command and exits with its code. This is the entry point of the program."""
     set_thread_environment()
+    # Before torch is imported. When a process loses another one, torch would print its C++ stack above our message.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     code = _run_command()
     try:
         sys.stdout.flush()
@@ -148,7 +151,7 @@ def _explain(error: BaseException, text: str) -> None:
         traceback.print_exception(error)
     # A requested stop is not an error.
     prefix = "" if isinstance(error, Preempted) else "error: "
-    print(prefix + text.replace("\n", "\n  "), file=sys.stderr)
+    complain(error, prefix + text.replace("\n", "\n  "))
 
 
 def _debugging() -> bool:

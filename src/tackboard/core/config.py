@@ -134,6 +134,13 @@ def explain(config: Any, prefix: str = "") -> list[tuple[str, str, str]]:
     return rows
 
 
+def leaves(value: Any, path: str = "") -> dict[str, Any]:
+    """Returns the value of each setting of a config in JSON, by its name `a.b`. A list is one value."""
+    if not isinstance(value, dict):
+        return {path: value}
+    return {key: leaf for name, entry in value.items() for key, leaf in leaves(entry, _path(path, name)).items()}
+
+
 def convert(value: Any, hint: Any, path: str) -> Any:
     """Returns `value` as the type `hint`, or raises ConfigError. An int is allowed for a float, but not the reverse."""
     origin = typing.get_origin(hint)

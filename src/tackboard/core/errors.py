@@ -9,7 +9,8 @@ An error says what happened, what is allowed and what to do, in at most three li
     ├── DataError             3   invalid data
     │   └── CorruptFileError  3   a file that is missing, differs from its checksum, or cannot be parsed
     ├── DivergedError         4   training diverged and could not recover
-    └── Preempted            75   stopped on request with the state saved; run again to continue
+    ├── Preempted            75   stopped on request with the state saved; run again to continue
+    └── LostProcess          75   another process of the run is gone or hangs; run again to continue
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ class TackboardError(Exception):
     """An error with a remedy. `got` says what happened, `allowed` says what is allowed, `fix` says what to do."""
 
     exit_code = EXIT_BUG
+    is_common = False
+    """Whether all processes of a run raise this error with the same words. Only the first of each host prints it."""
 
     def __init__(self, got: str, *, allowed: str = "", fix: str = "") -> None:
         self.got = one_line(got)
@@ -67,6 +70,12 @@ class DivergedError(TackboardError):
 
 class Preempted(TackboardError):
     """A job was asked to stop, has lost no finished work, and can be run again to continue."""
+
+    exit_code = 75
+
+
+class LostProcess(TackboardError):
+    """Another process of the run ended or does not answer. The work since the last checkpoint is lost."""
 
     exit_code = 75
 

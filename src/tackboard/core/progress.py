@@ -1,21 +1,56 @@
 """Shows the progress of long work: a bar on a terminal, plain lines in a log.
 
+Of several processes that train one model, only process 0 shows progress and says lines; the others print only errors.
+
 Decided: if stderr is not a terminal, nothing is drawn with carriage returns. While the work advances, a line is printed
 at most every `LOG_EVERY_S` seconds. One more line is printed when the work ends.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from typing import Any, Self
 
+from tackboard.core.errors import TackboardError
+
 LOG_EVERY_S = 15.0
 
 
+@dataclasses.dataclass(frozen=True)
+class _Speaker:
+    """The process that speaks: its number among the processes of a run, and whether it is the first of its host."""
+
+    rank: int = 0
+    is_first_on_host: bool = True
+
+
+_speaker = _Speaker()
+
+
+def speak_as(rank: int, *, is_first_on_host: bool) -> None:
+    """Tells this module that this process is number `rank` of the processes of a run."""
+    global _speaker
+    _speaker = _Speaker(rank, is_first_on_host)
+
+
 def say(line: str) -> None:
-    """Prints one line to stderr and flushes it."""
-    print(line, file=sys.stderr, flush=True)
+    """Prints one line to stderr and flushes it. Only process 0 of a run does so."""
+    if _speaker.rank == 0:
+        print(line, file=sys.stderr, flush=True)
+
+
+def complain(error: BaseException, text: str) -> None:
+    """Prints the text of an error to stderr. A process other than 0 puts its number before the text.
+
+    An error that all processes raise with the same words is printed by the first process of each host.
+    """
+    if isinstance(error, TackboardError) and error.is_common and not _speaker.is_first_on_host:
+        return
+    prefix = f"[process {_speaker.rank}] " if _speaker.rank else ""
+    sys.stderr.write(f"{prefix}{text}\n")  # In one piece, because other processes write to the same place.
+    sys.stderr.flush()
 
 
 class Progress:
@@ -28,7 +63,7 @@ class Progress:
         self.title = title
         self.total = total
         self.unit = unit
-        self.quiet = quiet
+        self.quiet = quiet or _speaker.rank > 0
         self.done = 0
         self.note = ""
         self._bar: Any = None

@@ -8,11 +8,20 @@ or returns what it was given, so the trainer has no second path for one process.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import distributed
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """A process of a run, as an operator finds it."""
+
+    host: str
+    pid: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +35,12 @@ class World:
     device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
     host_group: Any = None
     """The group for objects and numbers on the CPU (gloo); None if the process is alone."""
+    store: Any = None
+    """The store in which processes leave notes for each other (meeting.py); None if the process is alone."""
+    peers: tuple[Peer, ...] = ()
+    """All processes by rank; empty if the process is alone."""
+    timeout_s: float = 0.0
+    """Seconds for which one process waits for another."""
 
     @property
     def is_alone(self) -> bool:
@@ -81,3 +96,14 @@ class World:
 
 ALONE = World()
 """The world of a process that trains by itself."""
+
+
+def named(ranks: Iterable[int], size: int | None) -> str:
+    """Returns the processes of these ranks in words: `process 2 of 4`, `processes 0-2, 5 of 8`; no size if None."""
+    numbers = sorted(ranks)
+    runs: list[str] = []
+    for _, members in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in members]
+        runs += [str(run[0])] if len(run) == 1 else [f"{run[0]}-{run[-1]}"]
+    of = "" if size is None else f" of {size}"
+    return f"{'process' if len(numbers) == 1 else 'processes'} {', '.join(runs)}{of}"

@@ -44,7 +44,8 @@ class TrainingConfig:
     log_every: int = 10
     """Steps between lines of metrics.jsonl."""
     num_threads: int = 0
-    """Number of threads for tensor work; 0 takes all cores that this process may use, or one thread beside a GPU."""
+    """Number of threads for tensor work; 0 takes all cores that this process may use. Beside a GPU, and in each of
+    several processes, 0 means one thread."""
     device: str = "auto"
     """`cpu`, `cuda` or `auto`, which takes the GPU if there is one."""
     precision: str = "fp32"

@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from tackboard.core.config import to_dict
+from tackboard.core.config import leaves, to_dict
 from tackboard.core.errors import ConfigError
 from tackboard.core.files import remove_leftovers
 from tackboard.core.rundir import RunDirectory
@@ -29,7 +29,7 @@ def changed_settings(before: dict[str, Any], now: RunConfig) -> list[str]:
     # A config that today's classes cannot read is compared as it was recorded.
     with contextlib.suppress(ConfigError, KeyError, TypeError, ValueError):
         before = _in_todays_words(before, wanted, now)
-    old, new = _leaves(before), _leaves(wanted)
+    old, new = leaves(before), leaves(wanted)
     changed = {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)} - FREE_SETTINGS
     # A run records a model as its class and its config, but `--set` takes model.width, not model.config.width.
     return sorted(key.replace("model.config.", "model.", 1) for key in changed)
@@ -60,13 +60,3 @@ def find_unfinished(runs: Path, config: RunConfig) -> tuple[RunDirectory | None,
             return run, f"resuming {run.path}"
         passed_over = passed_over or f" ({path} is unfinished, but differs in {', '.join(changed)[:120]})"
     return None, f"nothing to resume in {runs} with these settings{passed_over}: starting a new run"
-
-
-def _leaves(value: Any, path: str = "") -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {path: value}
-    return {
-        key: leaf
-        for name, entry in value.items()
-        for key, leaf in _leaves(entry, f"{path}.{name}" if path else name).items()
-    }

@@ -16,6 +16,7 @@ EXIT_CODES = {
     "CorruptFileError": 3,
     "DivergedError": 4,
     "Preempted": 75,
+    "LostProcess": 75,
 }
 
 

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from tackboard.core import progress
+from tackboard.core.errors import UsageError
 from tackboard.core.progress import Progress
 
 
@@ -60,3 +61,31 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     err = capsys.readouterr().err
     assert "reading" in err
     assert "3/3" in err
+
+
+@pytest.fixture
+def second_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is number 2 of a run, and the second of its host."""
+    monkeypatch.setattr(progress, "_speaker", progress._speaker)
+    progress.speak_as(2, is_first_on_host=False)
+
+
+def test_only_the_first_process_of_a_run_speaks(second_process: None, capsys: pytest.CaptureFixture[str]) -> None:
+    progress.say("warning: something")
+    with Progress("reading", total=2) as bar:
+        bar.advance(2)
+    assert capsys.readouterr().err == ""
+    progress.complain(ValueError(), "error: broken")
+    assert capsys.readouterr().err == "[process 2] error: broken\n"
+
+
+def test_an_error_of_all_processes_is_printed_once_on_a_host(
+    second_process: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = UsageError("they differ")
+    error.is_common = True
+    progress.complain(error, "error: they differ")
+    assert capsys.readouterr().err == ""
+    progress.speak_as(2, is_first_on_host=True)
+    progress.complain(error, "error: they differ")
+    assert capsys.readouterr().err == "[process 2] error: they differ\n"
