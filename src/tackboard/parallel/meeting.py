@@ -86,6 +86,7 @@ def start_world(config: ParallelConfig, device_setting: str, meeting_s: float | 
         device = _device(place, device_setting)
         _connect(store, place, peers, seconds)
     timeout = timedelta(seconds=config.timeout_s)
+    store.set_timeout(timeout)  # Groups that are made later meet in this store as well.
     # TorchRec reads these, and srun does not set them.
     local_size = sum(peer.host == peers[place.rank].host for peer in peers)
     numbers = {"RANK": place.rank, "WORLD_SIZE": place.size, "LOCAL_RANK": place.local_rank}
