@@ -25,7 +25,7 @@ from tackboard.parallel.agreement import check_agreement, run_facts
 from tackboard.parallel.config import ParallelConfig
 from tackboard.parallel.meeting import end_world, start_world
 from tackboard.parallel.roll_call import lost_processes_named
-from tackboard.parallel.world import World
+from tackboard.parallel.training_world import TrainingWorld
 
 STEPS, BAD_STEP = 6, 3
 HANGS = ("sleep", "stop")
@@ -40,7 +40,7 @@ def misbehave(how: str, timeout_s: float) -> None:
         raise DataError("the events of bucket 7 are not sorted", fix="import the log again")
 
 
-def work(world: World, how: str, bad: int) -> None:
+def work(world: TrainingWorld, how: str, bad: int) -> None:
     facts = run_facts(world, {"seed": 1, "data": {"dataset": f"on/host/{world.rank}"}}, "snapshot-1")
     name, _, value = how.partition("=")
     check_agreement(world, facts | ({name: value} if value and world.rank == bad else {}))

@@ -13,6 +13,7 @@ import typer
 if TYPE_CHECKING:
     from tackboard.core.rundir import RunDirectory
     from tackboard.events.dataset import Dataset
+    from tackboard.parallel.training_world import TrainingWorld
     from tackboard.train.config import RunConfig
 
 
@@ -38,7 +39,6 @@ def train(
 ) -> None:
     """Train a model and write a run directory with checkpoints and metrics."""
     began = time.perf_counter()
-    from tackboard.core.rundir import RunDirectory
     from tackboard.train.config import config_to_json
 
     if fast_dev_run:
@@ -50,30 +50,60 @@ def train(
     if print_config:
         typer.echo(json.dumps(config_to_json(config), indent=2))
         return
+    from tackboard.parallel.meeting import end_world, start_world
+    from tackboard.parallel.roll_call import lost_processes_named
+
+    world = start_world(config.parallel, config.training.device)
+    with lost_processes_named(world):
+        result = _run(config, world, runs, resume, began, dry_run=dry_run, fast_dev_run=fast_dev_run)
+        end_world(world)
+    if world.is_first:
+        _report(result, json_output)
+
+
+def _run(
+    config: RunConfig,
+    world: TrainingWorld,
+    runs: Path,
+    resume: str,
+    began: float,
+    *,
+    dry_run: bool,
+    fast_dev_run: bool,
+) -> dict[str, Any]:
+    """Trains, or only estimates what a run needs; returns what to report. All processes of `world` call this."""
     from tackboard.checkpoint.store import CheckpointStore, find_checkpoint
+    from tackboard.core.rundir import RunDirectory
+    from tackboard.parallel.agreement import check_agreement, run_facts
+    from tackboard.train.config import config_to_json
+    from tackboard.train.resume import newest_checkpoint
     from tackboard.train.start import open_source
 
-    run = _find_run(config, runs, resume)
-    checkpoint = CheckpointStore(run.checkpoints).find_latest() if run else None
+    found = _find_run(config, runs, resume) if world.is_first else None
+    path = world.from_first(found and found.path)
+    checkpoint = newest_checkpoint(CheckpointStore(path / "checkpoints"), world) if path else None
     source = open_source(config, checkpoint)
-    if config.data.dataset:  # A stream has no snapshot that could hold forgotten users.
+    check_agreement(world, run_facts(world, config_to_json(config), source.snapshot, features=source.features.hash))
+    if config.data.dataset and world.is_first:  # A stream has no snapshot that could hold forgotten users.
         _warn_of_forgotten(source.dataset.path)
-    steps = config.data.steps(source, config.model.tables, config.seed, quiet=False)
-    if dry_run or run is None:
+    with world.first_before_others():  # The first process writes the index of the data, which the others read.
+        steps = config.data.steps(
+            *(source, config.model.tables, config.seed), quiet=False, rank=world.rank, world_size=world.size
+        )
+    if dry_run or path is None:
         from tackboard.train.dry_run import estimate_run
 
         # A run that does not fit into memory or disk is refused before anything is allocated.
-        estimate = estimate_run(config, source, runs, steps, is_resumed=checkpoint is not None)
+        estimate = estimate_run(config, source, runs, steps, is_resumed=checkpoint is not None, world=world)
         if dry_run:
-            _report(estimate, json_output)
-            return
+            return estimate
     from tackboard.train.footprint import footprint
     from tackboard.train.trainer import Trainer
 
-    is_new = run is None
-    run = run or RunDirectory.new(runs, config.name)
+    is_new = path is None
+    run = RunDirectory(path or world.from_first(RunDirectory.new(runs, config.name).path), is_writer=world.is_first)
     # Impossible settings fail here, before a run directory is written.
-    trainer = Trainer(config, run, source, steps=steps, checkpoint=checkpoint, quiet=False)
+    trainer = Trainer(config, run, source, steps=steps, checkpoint=checkpoint, world=world, quiet=False)
     # The checkpoint's files are memory-mapped. While this variable exists, deleting them would free no disk space.
     del checkpoint
     if is_new:
@@ -89,13 +119,14 @@ def train(
         "tokens_per_s": round(trainer.tokens_per_s, 1),
         "final_loss": trainer.last_loss,
         "seconds_to_start": round(trainer.began - began, 2),
-        **footprint(trainer.model, trainer.optimizers, find_checkpoint(run.path)),
+        **footprint(trainer.model, trainer.optimizers, find_checkpoint(run.path), world),
         "features": source.features.reads(),
         "trimming": dict(source.trimming),
+        **({} if world.is_alone else {"processes": world.size, "wire": trainer.optimizers.wire()}),
     }
-    if fast_dev_run:
+    if fast_dev_run and world.is_first:
         result |= _after_training(run, source.dataset, code_file)
-    _report(result, json_output)
+    return result
 
 
 def _configured(recipe: str, overrides: list[str], start: str, *, narrow: bool = False) -> RunConfig:

@@ -20,7 +20,7 @@ from typing import Any
 import tackboard
 from tackboard.core.config import leaves
 from tackboard.core.errors import UsageError
-from tackboard.parallel.world import World, named
+from tackboard.parallel.training_world import TrainingWorld, named
 
 SETTING = "setting "
 """The name of a fact about a setting begins with this word."""
@@ -40,7 +40,7 @@ PRINT_FIRST_S = 0.5
 """Head start of process 0 on the way out. A launcher that sees one process end ends the others at once."""
 
 
-def run_facts(world: World, config: Mapping[str, Any], snapshot: str, **more: str) -> dict[str, str]:
+def run_facts(world: TrainingWorld, config: Mapping[str, Any], snapshot: str, **more: str) -> dict[str, str]:
     """Returns the facts of this process. `config` is the run's config in JSON; `more` are facts that a caller adds."""
     settings = {name: json.dumps(value) for name, value in leaves(dict(config)).items() if name not in LOCAL_SETTINGS}
     # A run records a model as its class and its config, but `--set` takes model.width, not model.config.width.
@@ -57,7 +57,7 @@ def run_facts(world: World, config: Mapping[str, Any], snapshot: str, **more: st
     }
 
 
-def check_agreement(world: World, facts: Mapping[str, str]) -> None:
+def check_agreement(world: TrainingWorld, facts: Mapping[str, str]) -> None:
     """Raises UsageError in every process, with the same words, if the processes state different facts."""
     differing = differing_facts(world.gather(dict(facts)))
     if not differing:

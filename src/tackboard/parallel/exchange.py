@@ -22,7 +22,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from tackboard.batch import SequenceBatch
-from tackboard.parallel.world import World
+from tackboard.parallel.training_world import TrainingWorld
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class SharedItems:
     """Number of positive events of each item, in all processes."""
     totals: tuple[int, ...]
     """Sums over all processes of the numbers that were given to `share_items`."""
-    world: World
+    world: TrainingWorld
 
     def owned(self, items_ME: torch.Tensor) -> torch.Tensor:
         """Returns the rows of the items that this process owns [O, E]."""
@@ -57,7 +57,7 @@ class _Gather(torch.autograd.Function):
     """Joins the rows of all processes. The gradient of a row is summed over all processes."""
 
     @staticmethod
-    def forward(ctx: Any, own_OD: torch.Tensor, lengths: Sequence[int], world: World) -> torch.Tensor:
+    def forward(ctx: Any, own_OD: torch.Tensor, lengths: Sequence[int], world: TrainingWorld) -> torch.Tensor:
         ctx.lengths, ctx.world = lengths, world
         return torch.cat(world.gather_tensors(own_OD, lengths))
 
@@ -70,7 +70,7 @@ class _Gather(torch.autograd.Function):
 
 
 def share_items(
-    batch: SequenceBatch, counts_M: torch.Tensor, numbers: Sequence[int], world: World
+    batch: SequenceBatch, counts_M: torch.Tensor, numbers: Sequence[int], world: TrainingWorld
 ) -> tuple[SequenceBatch, torch.Tensor, SharedItems]:
     """Tells the other processes the items of this process's batch, and learns theirs; all tensors are on the CPU.
 

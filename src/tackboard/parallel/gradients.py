@@ -13,13 +13,13 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from tackboard.parallel.world import World
+from tackboard.parallel.training_world import TrainingWorld
 
 
 class GradientSum:
     """Adds up the gradients of a fixed list of parameters."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], world: World) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], world: TrainingWorld) -> None:
         self.parameters = list(parameters)
         self.world = world
 

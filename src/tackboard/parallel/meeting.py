@@ -1,4 +1,4 @@
-"""Finds the other processes of a run: the environment that a launcher sets goes in, a `World` comes out.
+"""Finds the other processes of a run: the environment that a launcher sets goes in, a `TrainingWorld` comes out.
 
 torchrun, PyTorchJob and Ray Train set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. srun sets SLURM_PROCID and
 SLURM_NTASKS instead, and the batch script sets the two MASTER variables.
@@ -32,7 +32,7 @@ from torch import distributed
 from tackboard.core.errors import TackboardError, UsageError, one_line
 from tackboard.core.progress import speak_as
 from tackboard.parallel.config import ParallelConfig
-from tackboard.parallel.world import ALONE, Peer, World, named
+from tackboard.parallel.training_world import ALONE, Peer, TrainingWorld, named
 
 T = TypeVar("T")
 PrefixStore, TCPStore = distributed.PrefixStore, distributed.TCPStore  # type: ignore[attr-defined]
@@ -62,7 +62,7 @@ class Place:
     """Number of restarts by torchrun, whose store may outlive an attempt."""
 
 
-def start_world(config: ParallelConfig, device_setting: str, meeting_s: float | None = None) -> World:
+def start_world(config: ParallelConfig, device_setting: str, meeting_s: float | None = None) -> TrainingWorld:
     """Returns the world of this process, with all its processes connected; ALONE if the environment names no others.
 
     `device_setting` is `training.device`. Raises UsageError if the processes cannot meet within `meeting_s`, which is
@@ -99,7 +99,7 @@ def start_world(config: ParallelConfig, device_setting: str, meeting_s: float | 
         backend, store=PrefixStore("work", store), rank=place.rank, world_size=place.size, timeout=timeout
     )
     is_host = backend == "gloo"
-    return World(
+    return TrainingWorld(
         rank=place.rank,
         size=place.size,
         local_rank=place.local_rank or 0,
@@ -112,7 +112,7 @@ def start_world(config: ParallelConfig, device_setting: str, meeting_s: float | 
     )
 
 
-def end_world(world: World) -> None:
+def end_world(world: TrainingWorld) -> None:
     """Closes the connections to the other processes."""
     if not world.is_alone and distributed.is_initialized():
         distributed.destroy_process_group()

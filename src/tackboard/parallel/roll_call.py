@@ -22,7 +22,7 @@ from torch import distributed
 
 from tackboard.core.errors import LostProcess, TackboardError, one_line
 from tackboard.parallel.meeting import within
-from tackboard.parallel.world import World, named
+from tackboard.parallel.training_world import TrainingWorld, named
 
 GRACE_S = 5.0
 """Time that a process leaves to the others to write their words. Processes that wait fail at about the same time."""
@@ -36,7 +36,7 @@ KEEPER = "it keeps the notes that name a lost process, so another process may ha
 
 
 @contextlib.contextmanager
-def lost_processes_named(world: World, doing: Callable[[], str] = lambda: "") -> Iterator[None]:
+def lost_processes_named(world: TrainingWorld, doing: Callable[[], str] = lambda: "") -> Iterator[None]:
     """If communication fails in the block, raises LostProcess that names the lost process.
 
     `doing` returns what this process does at the moment, for example `step 12`. Any other error passes, after the other
@@ -73,7 +73,7 @@ def broken_by(error: BaseException | None) -> str:
     return ""
 
 
-def call_roll(world: World, failure: str, doing: str) -> LostProcess:
+def call_roll(world: TrainingWorld, failure: str, doing: str) -> LostProcess:
     """Tells the others that communication failed here; returns the error that names the lost process."""
     deadline = time.monotonic() + GRACE_S
     words: dict[int, dict[str, str]] = {}
@@ -93,7 +93,7 @@ def call_roll(world: World, failure: str, doing: str) -> LostProcess:
     return verdict(world, words, failure, doing)
 
 
-def verdict(world: World, words: dict[int, dict[str, str]], failure: str, doing: str) -> LostProcess:
+def verdict(world: TrainingWorld, words: dict[int, dict[str, str]], failure: str, doing: str) -> LostProcess:
     """Returns the error for the words that processes wrote; without any word, the store is gone."""
     at = f" at {doing}" if doing else ""
     stopped = [rank for rank, word in words.items() if word["kind"] == "stopped"]
@@ -130,12 +130,12 @@ def verdict(world: World, words: dict[int, dict[str, str]], failure: str, doing:
     return error
 
 
-def _write(world: World, kind: str, reason: str, doing: str) -> None:
+def _write(world: TrainingWorld, kind: str, reason: str, doing: str) -> None:
     word = {"rank": world.rank, "kind": kind, "reason": reason, "doing": doing}
     world.store.append("words", json.dumps(word) + "\n")
 
 
-def _read(world: World) -> dict[int, dict[str, Any]]:
+def _read(world: TrainingWorld) -> dict[int, dict[str, Any]]:
     """Returns the first word of each process."""
     found: dict[int, dict[str, Any]] = {}
     for line in bytes(world.store.get("words")).decode().splitlines():

@@ -31,8 +31,8 @@ from tackboard.models.tables import STORAGES, HashedTables, TableConfig, table_m
 from tackboard.ops.fresh_rows import FreshRows
 from tackboard.parallel.config import ParallelConfig
 from tackboard.parallel.table_plan import ShardPlan, plan_tables, plan_warnings, process_memory_bytes, torchrec_plan
+from tackboard.parallel.training_world import TrainingWorld
 from tackboard.parallel.wire import WireCounter, codecs, id_type
-from tackboard.parallel.world import World
 
 EPS = 1e-8
 """Added to the root of an Adagrad sum, as in `train.optimizers.RowWiseAdagrad`."""
@@ -41,7 +41,9 @@ EPS = 1e-8
 class ShardedTables(nn.Module):
     """Looks rows up in all processes; has the same `forward` as `HashedTables`."""
 
-    def __init__(self, name: str, plan: ShardPlan, fresh: FreshRows, world: World, parallel: ParallelConfig) -> None:
+    def __init__(
+        self, name: str, plan: ShardPlan, fresh: FreshRows, world: TrainingWorld, parallel: ParallelConfig
+    ) -> None:
         super().__init__()
         self.config = config = plan.tables[name]
         self.num_hashes, self.num_rows, self.dim = config.num_hashes, config.num_rows, config.dim
@@ -151,7 +153,7 @@ class RowsUpdate:
         self.tables.pending.clear()
 
 
-def shard_tables(model: nn.Module, world: World, parallel: ParallelConfig) -> dict[str, ShardedTables]:
+def shard_tables(model: nn.Module, world: TrainingWorld, parallel: ParallelConfig) -> dict[str, ShardedTables]:
     """Replaces all tables of a model by tables that the processes share; returns them by module name.
 
     The model's own tables must be on the meta device, so that no process ever holds a whole table.
@@ -159,14 +161,7 @@ def shard_tables(model: nn.Module, world: World, parallel: ParallelConfig) -> di
     declared, sharded = table_modules(model), {}
     if not declared:
         return {}
-    plan = plan_tables(
-        {name: _config_of(module) for name, module in declared.items()},
-        parallel.sharding,
-        world_size=world.size,
-        local_size=world.local_size,
-        device_type=world.device.type,
-        memory_bytes=world.gather(process_memory_bytes(world.device, world.local_size)),
-    )
+    plan = plan_of(model, world, parallel)
     for warning in plan_warnings(plan):
         say(f"warning: {warning}")
     for name, module in declared.items():
@@ -177,6 +172,18 @@ def shard_tables(model: nn.Module, world: World, parallel: ParallelConfig) -> di
                     setattr(owner, attribute, tables)
         sharded[name] = tables
     return sharded
+
+
+def plan_of(model: nn.Module, world: TrainingWorld, parallel: ParallelConfig) -> ShardPlan:
+    """Returns the division of a model's tables. Raises UsageError in all processes if one has too little memory."""
+    return plan_tables(
+        {name: _config_of(module) for name, module in table_modules(model).items()},
+        parallel.sharding,
+        world_size=world.size,
+        local_size=world.local_size,
+        device_type=world.device.type,
+        memory_bytes=world.gather(process_memory_bytes(world.device, world.local_size)),
+    )
 
 
 def _config_of(module: HashedTables) -> TableConfig:
@@ -190,7 +197,9 @@ def _config_of(module: HashedTables) -> TableConfig:
     )
 
 
-def _torchrec_tables(name: str, plan: ShardPlan, world: World, parallel: ParallelConfig, counter: WireCounter) -> Any:
+def _torchrec_tables(
+    name: str, plan: ShardPlan, world: TrainingWorld, parallel: ParallelConfig, counter: WireCounter
+) -> Any:
     """Makes TorchRec's sharded module of a table, whose rows have no values yet. All processes call this together."""
     try:
         from fbgemm_gpu.split_embedding_configs import EmbOptimType

@@ -28,6 +28,9 @@ from tackboard.data.source import SequenceSource
 from tackboard.data.steps import NumberedSteps
 from tackboard.models.interface import build_model
 from tackboard.models.tables import HashedTables, table_modules, table_parameter_names
+from tackboard.parallel.sharded_tables import plan_of
+from tackboard.parallel.table_plan import balance_report
+from tackboard.parallel.training_world import ALONE, TrainingWorld
 from tackboard.train.config import RunConfig
 from tackboard.train.execution import choose_device
 from tackboard.train.optimizers import check_multipliers
@@ -45,16 +48,23 @@ def estimate_run(
     steps: NumberedSteps[Any] | None = None,
     *,
     is_resumed: bool = False,
+    world: TrainingWorld = ALONE,
 ) -> dict[str, Any]:
     """Returns the sizes of a run, without allocating the model.
+
+    If the processes of `world` train together, memory is that of one host (or of one GPU) with its part of the tables,
+    and the division of the tables is printed.
 
     Raises UsageError if the run cannot fit, if its model does not suit the data, or if it cannot start as `start` says.
     `steps` holds the numbered steps of the config's data over `source`, or None if they do not exist yet.
     """
-    device = choose_device(config.training.device)
+    device = choose_device(config.training.device) if world.is_alone else world.device
     with torch.device("meta"):
         model = build_model(config.model, source.vocabulary)
     _check(model, config, source, is_resumed=is_resumed)
+    if not world.is_alone:
+        for line in balance_report(plan_of(model, world, config.parallel)).lines():
+            say(line)
     tables = table_parameter_names(model)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     num_table = sum(size for name, size in sizes.items() if name in tables)
@@ -64,9 +74,14 @@ def estimate_run(
     # Memory holds the tables as they are stored, the buffers, and one Adagrad sum per row. For each dense parameter it
     # holds the weight, the gradient and two AdamW moments.
     kept_bytes = sum(t.nbytes for name, t in model.state_dict().items() if name in tables or name not in sizes)
-    memory = kept_bytes + 4 * table_rows + 16 * num_dense
+    table_bytes = sum(model.get_parameter(name).nbytes for name in tables)
     # The checkpoint of step 0 is the smallest: it has buffers and dense parameters, but no moments of AdamW.
-    buffers = kept_bytes - sum(model.get_parameter(name).nbytes for name in tables)
+    buffers = kept_bytes - table_bytes
+    # The processes of a host share its memory: together they hold its part of the tables, and each has all the rest.
+    num_parts, num_copies = world.size // world.local_size, world.local_size
+    if device.type == "cuda":
+        num_parts, num_copies = world.size, 1
+    memory = (table_bytes + 4 * table_rows) // num_parts + num_copies * (buffers + 16 * num_dense)
     least = buffers + 4 * num_dense
     checkpoint = buffers + 12 * num_dense
     for module in table_modules(model).values():

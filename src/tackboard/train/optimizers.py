@@ -285,6 +285,12 @@ class Optimizers:
             group["lr"] = share * (self.config.dense_learning_rate * group["share"])
         self.adamw.step()
 
+    def wire(self) -> dict[str, Any]:
+        """Returns the bytes that this process has sent for lookups, in all, and what fp32 would have sent."""
+        totals = [shared.tables.wire.report()["total"] for shared in self.shared.values()]
+        sent, whole = (sum(total[name] for total in totals) for name in ("payload_bytes", "fp32_bytes"))
+        return {"payload_bytes": sent, "fp32_bytes": whole, "share": round(sent / whole, 4) if whole else 1.0}
+
     def state(self) -> dict[str, torch.Tensor]:
         """Returns everything that a resumed run needs, as named tensors."""
         tensors = {f"adagrad.{name}": table.sums for name, table in self.tables.items()}

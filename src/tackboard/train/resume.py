@@ -6,10 +6,12 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+from tackboard.checkpoint.store import Checkpoint, CheckpointStore, load_checkpoint
 from tackboard.core.config import leaves, to_dict
 from tackboard.core.errors import ConfigError
 from tackboard.core.files import remove_leftovers
 from tackboard.core.rundir import RunDirectory
+from tackboard.parallel.training_world import TrainingWorld
 from tackboard.train.config import RunConfig, config_to_json, with_model
 
 FREE_SETTINGS = frozenset(
@@ -42,6 +44,20 @@ def _in_todays_words(before: dict[str, Any], wanted: dict[str, Any], now: RunCon
         return before
     model = type(now.model).from_stored(described["config"])
     return config_to_json(with_model(before, model)) | {"model": described | {"config": to_dict(model)}}
+
+
+def newest_checkpoint(
+    store: CheckpointStore, world: TrainingWorld, known: Checkpoint | None = None
+) -> Checkpoint | None:
+    """Returns the newest intact checkpoint, the same in every process of `world`; None if there is none.
+
+    `known` is an earlier result. It is not verified again if it is still the newest.
+    """
+    checkpoint = store.find_latest(known) if world.is_first else None
+    path = world.from_first(checkpoint and checkpoint.path)
+    if world.is_first or path is None:
+        return checkpoint
+    return known if known is not None and known.path == path else load_checkpoint(path)
 
 
 def find_unfinished(runs: Path, config: RunConfig) -> tuple[RunDirectory | None, str]:

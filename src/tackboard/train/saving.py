@@ -44,7 +44,7 @@ from tackboard.core.rundir import RunDirectory
 from tackboard.models.changed_rows import ChangedRows, Stored, copy_range, rows_within
 from tackboard.models.stored_parameters import load_parameters
 from tackboard.models.table_pieces import Piece, tables_in_pieces
-from tackboard.parallel.world import ALONE, World
+from tackboard.parallel.training_world import ALONE, TrainingWorld
 from tackboard.train.optimizers import Optimizers
 
 INTACT = "the checkpoints before it are intact"
@@ -60,7 +60,7 @@ class Saver:
         store: CheckpointStore,
         run: RunDirectory,
         *,
-        world: World = ALONE,
+        world: TrainingWorld = ALONE,
         token: str = "",
         timeout_s: float = 600.0,
     ) -> None:

@@ -26,7 +26,7 @@ import torch
 
 from tackboard.batch import HashConfig, RequestBatch, item_rows
 from tackboard.batch.batches import Batch
-from tackboard.checkpoint.store import Checkpoint, CheckpointStore, load_checkpoint
+from tackboard.checkpoint.store import Checkpoint, CheckpointStore
 from tackboard.checkpoint.trained import FORMAT_VERSION, load_trained
 from tackboard.core.errors import DivergedError, Preempted, TackboardError, UsageError
 from tackboard.core.hashing import mix64
@@ -45,12 +45,13 @@ from tackboard.models.tables import rows_on
 from tackboard.parallel.exchange import share_items
 from tackboard.parallel.gradients import GradientSum
 from tackboard.parallel.sharded_tables import ShardedTables, shard_tables
-from tackboard.parallel.world import ALONE, World
+from tackboard.parallel.training_world import ALONE, TrainingWorld
 from tackboard.train.compilation import CompilationWatch
 from tackboard.train.config import RunConfig, config_to_json
 from tackboard.train.execution import choose_device, shall_compile, shall_pad, shall_replay
 from tackboard.train.guard import Guard
 from tackboard.train.optimizers import Optimizers
+from tackboard.train.resume import newest_checkpoint
 from tackboard.train.saving import Saver
 from tackboard.train.start import take_parameters
 from tackboard.train.step_graphs import StepReplay
@@ -77,7 +78,7 @@ class Trainer:
         *,
         steps: NumberedSteps[Any] | None = None,
         checkpoint: Checkpoint | None = None,
-        world: World = ALONE,
+        world: TrainingWorld = ALONE,
         quiet: bool = True,
         on_checkpoint: Callable[[Trainer], None] | None = None,
     ) -> None:
@@ -97,7 +98,8 @@ class Trainer:
         precision = config.training.precision
         self.is_half = precision == "bf16" or (precision == "auto" and self.device.type == "cuda")
         # Beside a GPU, tensors on the CPU are small, and starting more threads would take longer than the work itself.
-        self.num_threads = config.training.num_threads or (usable_cores() if self.device.type == "cpu" else 1)
+        has_cores = self.device.type == "cpu" and world.is_alone  # The processes of a host share its cores.
+        self.num_threads = config.training.num_threads or (usable_cores() if has_cores else 1)
         torch.set_num_threads(self.num_threads)
         torch.use_deterministic_algorithms(self.device.type == "cpu")
         torch.manual_seed(config.seed)
@@ -394,7 +396,7 @@ class Trainer:
 
     def _roll_back(self) -> None:
         self.saver.wait()
-        checkpoint = self._newest()
+        checkpoint = newest_checkpoint(self.store, self.world)
         if checkpoint is None:
             raise DivergedError(f"there is no checkpoint to go back to in {self.run.checkpoints}")
         self._load(checkpoint)
@@ -402,7 +404,8 @@ class Trainer:
         self.run.log_event("rolled_back", step=self.step)
 
     def _resume_or_start(self) -> None:
-        checkpoint = self._newest()
+        checkpoint = newest_checkpoint(self.store, self.world, self._verified)
+        self._verified = None  # Mapped files take disk space, even after removal, while an object refers to them.
         if checkpoint is None:
             self.run.cut_metrics_after(self.step)  # If every checkpoint was damaged, old metrics exist.
             self.started_from = take_parameters(self.model, self.config, self.source)
@@ -427,13 +430,6 @@ class Trainer:
                 self.store.point_best(self.validation.best_step)
             self.run.cut_metrics_after(self.step)
             self.run.log_event("resume", step=self.step)
-
-    def _newest(self) -> Checkpoint | None:
-        """Returns the newest intact checkpoint, the same one in every process."""
-        checkpoint = self.store.find_latest(self._verified) if self.world.is_first else None
-        self._verified = None  # Mapped files take disk space, even after removal, while an object refers to them.
-        path = self.world.from_first(checkpoint and checkpoint.path)
-        return load_checkpoint(path) if checkpoint is None and path is not None else checkpoint
 
     def save(self) -> None:
         """Copies the present state and begins to write its checkpoint; `saver.wait` waits until it is complete.
@@ -506,7 +502,7 @@ class Trainer:
         return checkpoint.state
 
 
-def _shared_among(model: torch.nn.Module, config: RunConfig, world: World) -> dict[str, ShardedTables]:
+def _shared_among(model: torch.nn.Module, config: RunConfig, world: TrainingWorld) -> dict[str, ShardedTables]:
     """Divides the tables of a model among the processes of a world, and lets its loss share items if it can."""
     if hasattr(model, "share_items"):
         model.share_items = functools.partial(share_items, world=world)  # type: ignore[assignment]

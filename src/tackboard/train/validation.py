@@ -15,7 +15,7 @@ import torch
 from tackboard.core.errors import DataError
 from tackboard.data.prefetch import on_device
 from tackboard.data.steps import NumberedSteps
-from tackboard.parallel.world import ALONE, World
+from tackboard.parallel.training_world import ALONE, TrainingWorld
 
 
 class Validation:
@@ -56,7 +56,7 @@ class Validation:
 
 @torch.no_grad()
 def mean_loss(
-    model: Any, judges: NumberedSteps[Any], device: torch.device, max_steps: int, world: World = ALONE
+    model: Any, judges: NumberedSteps[Any], device: torch.device, max_steps: int, world: TrainingWorld = ALONE
 ) -> float:
     """Returns the mean loss of a model over the held-out steps `judges`, or over the first `max_steps` of them.
 

@@ -11,13 +11,13 @@ import pytest
 from tackboard.core.errors import UsageError
 from tackboard.parallel import agreement
 from tackboard.parallel.agreement import check_agreement, code_hash, differing_facts, run_facts
-from tackboard.parallel.world import ALONE, World
+from tackboard.parallel.training_world import ALONE, TrainingWorld
 
 CONFIG = {"seed": 3, "data": {"dataset": "/a/b", "max_length": 8}, "model": {"config": {"width": 64}}}
 
 
 @dataclasses.dataclass(frozen=True)
-class Stated(World):
+class Stated(TrainingWorld):
     """A world whose other processes state what the test says."""
 
     others: tuple[dict[str, str], ...] = ()

@@ -15,7 +15,7 @@ from tackboard.core.errors import UsageError
 from tackboard.parallel import meeting
 from tackboard.parallel.config import ParallelConfig
 from tackboard.parallel.meeting import Place, end_world, read_place, start_world, within
-from tackboard.parallel.world import ALONE, Peer
+from tackboard.parallel.training_world import ALONE, Peer
 
 MASTER = {"MASTER_ADDR": "host-a", "MASTER_PORT": "29500"}
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", **MASTER}

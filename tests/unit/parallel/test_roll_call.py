@@ -10,7 +10,7 @@ import torch
 from tackboard.core.errors import DataError, LostProcess
 from tackboard.parallel import roll_call
 from tackboard.parallel.roll_call import broken_by, call_roll, lost_processes_named, verdict
-from tackboard.parallel.world import ALONE, Peer, World
+from tackboard.parallel.training_world import ALONE, Peer, TrainingWorld
 
 # What gloo says, in torch 2.13.
 CLOSED = "[pair.cc:553] Connection closed by peer [127.0.0.1]:13742. This is typically caused by a remote worker"
@@ -35,7 +35,7 @@ def word(rank: int, kind: str, reason: str = "") -> str:
     return f'{{"rank": {rank}, "kind": "{kind}", "reason": "{reason}", "doing": "step 7"}}'
 
 
-WORLD = World(rank=1, size=4, timeout_s=60, peers=tuple(Peer(f"host-{n}", 100 + n) for n in range(4)))
+WORLD = TrainingWorld(rank=1, size=4, timeout_s=60, peers=tuple(Peer(f"host-{n}", 100 + n) for n in range(4)))
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,7 @@ from tackboard.models.changed_rows import ChangedRows, whole_tensor
 from tackboard.models.table_pieces import Piece
 from tackboard.models.tables import HashedTables, TableConfig
 from tackboard.ops.fresh_rows import FreshRows
-from tackboard.parallel.world import World
+from tackboard.parallel.training_world import TrainingWorld
 from tackboard.train import saving
 from tackboard.train.optimizers import OptimizerConfig, Optimizers
 from tackboard.train.saving import Saver
@@ -68,7 +68,7 @@ class Meeting:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ranks(World):
+class Ranks(TrainingWorld):
     meeting: Meeting | None = None
 
     def gather(self, value: Any) -> list[Any]:
@@ -83,7 +83,7 @@ class Ranks(World):
 class Process:
     """What one process of a run has."""
 
-    def __init__(self, run: RunDirectory, world: World, table: nn.Module, token: str, timeout_s: float) -> None:
+    def __init__(self, run: RunDirectory, world: TrainingWorld, table: nn.Module, token: str, timeout_s: float) -> None:
         torch.manual_seed(0)
         self.model = nn.Module()
         self.model.tables = table
@@ -231,7 +231,7 @@ def test_any_number_of_processes_loads_the_same_bits(run: RunDirectory, storage:
 def test_one_process_with_several_pieces_writes_what_one_table_does(run: RunDirectory, tmp_path: Path) -> None:
     one = Job(run, 1)
     other = RunDirectory.create(tmp_path / "other", "small", {})
-    two = Process(other, World(), Shards(row_wise(0, 1), "fp32"), "", 1.0)
+    two = Process(other, TrainingWorld(), Shards(row_wise(0, 1), "fp32"), "", 1.0)
     assert len(two.pieces) == K
     table = one.processes[0].saver.tables[TABLE]
     table.fresh = FreshRows(17, 0.1)

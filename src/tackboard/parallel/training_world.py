@@ -7,9 +7,10 @@ or returns what it was given, so the trainer has no second path for one process.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ class Peer:
 
 
 @dataclasses.dataclass(frozen=True)
-class World:
+class TrainingWorld:
     """The processes of a run. `rank` numbers this process from 0; the process of rank 0 writes for all."""
 
     rank: int = 0
@@ -93,8 +94,17 @@ class World:
         if not self.is_alone:
             distributed.barrier(group=self.host_group)
 
+    @contextlib.contextmanager
+    def first_before_others(self) -> Iterator[None]:
+        """Lets the process of rank 0 run the block before the others, which can read the files that it wrote."""
+        if not self.is_first:
+            self.wait_for_all()
+        yield
+        if self.is_first:
+            self.wait_for_all()
 
-ALONE = World()
+
+ALONE = TrainingWorld()
 """The world of a process that trains by itself."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tackboard.parallel.world import ALONE, named
+from tackboard.parallel.training_world import ALONE, named
 
 
 def test_a_process_that_is_alone_gets_back_what_it_gives() -> None:
