@@ -322,7 +322,8 @@ class Ranker(nn.Module):
         """Returns the weighted mean log-loss of the candidates whose label is known, plus the extra losses."""
         batch = self.prepare(batch) if batch.targets is None else batch
         labels = self.config.labels_of(sorted(batch.labels))
-        logits_CK, fused, items_ME = self._logits(batch)
+        needs_hidden = bool(self.config.extra_loss.next_token)
+        logits_CK, fused, items_ME = self._logits(batch, needs_hidden=needs_hidden)
         known_CK = torch.stack([batch.weights * batch.known[label] for label in labels], dim=1)
         truth_CK = torch.stack([batch.labels[label] for label in labels], dim=1)
         weight = known_CK.sum()
@@ -390,9 +391,12 @@ class Ranker(nn.Module):
         return dict(zip(self.config.head.labels or ("",), logits_CK.unbind(dim=1), strict=True))
 
     def _logits(
-        self, batch: RequestBatch, kept: KeptTokens | None = None
+        self, batch: RequestBatch, kept: KeptTokens | None = None, *, needs_hidden: bool = False
     ) -> tuple[torch.Tensor, Fused | None, torch.Tensor]:
-        """Returns log odds [C, K], what PinFM gave, and the rows of the distinct items [M, E]."""
+        """Returns log odds [C, K], what PinFM gave, and the rows of the distinct items [M, E].
+
+        With `needs_hidden`, PinFM also gives the hidden vectors of the histories, which the next-token loss reads.
+        """
         targets: RankerTargets = batch.targets
         items_ME = self.tables(batch.histories.item_rows)
         candidates_CE = functional.embedding(batch.candidates, items_ME)
@@ -402,7 +406,6 @@ class Ranker(nn.Module):
         if self.fusion is None:
             parts.append(self.item_norm(candidates_CE))
         else:
-            needs_hidden = self.training and bool(self.config.extra_loss.next_token)
             assert targets.layouts is not None
             fused = self.fusion(
                 self.pinfm, batch, items_ME, candidates_CE, targets.layouts, needs_hidden=needs_hidden, kept=kept

@@ -124,6 +124,16 @@ def test_the_next_token_loss_is_the_same_beside_candidates(batch: RequestBatch) 
     assert losses == pytest.approx([with_token_of_each] * 3, rel=1e-5)
 
 
+@pytest.mark.parametrize("variant", ["late-last", "early", "learnable token"])
+def test_validation_has_the_next_token_loss_too(batch: RequestBatch, variant: str) -> None:
+    model = make(base(), variant, "extra_loss.next_token=0.5")
+    assert model.training
+    trained = model.loss(batch)
+    with torch.no_grad():
+        judged = model.eval().loss(batch)
+    torch.testing.assert_close(judged, trained)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_variant_learns(batch: RequestBatch, variant: str) -> None:
     """Candidates with an odd id are clicked, those with an even id are saved."""
