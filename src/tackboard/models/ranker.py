@@ -264,6 +264,10 @@ class RankerTargets:
     """The candidates that get a random id [R]."""
     random_rows: torch.Tensor | None
     """The rows of the random ids [R, k]."""
+    dropout_seed: int | None
+    """The seed of the draws that drop PinFM's outputs of young items. Draws from torch's default generator would repeat
+    the draws of random ids, because the trainer seeds both generators alike. Then every young item with a random id
+    would be dropped."""
 
 
 class Ranker(nn.Module):
@@ -302,7 +306,7 @@ class Ranker(nn.Module):
         return self.item_tables if self.fusion is None else self.pinfm.item_tables
 
     def prepare(self, batch: RequestBatch, generator: torch.Generator | None = None) -> RequestBatch:
-        """Returns the batch with layouts, the targets of the next-token loss, and the candidates with random ids."""
+        """Returns the batch with layouts, the targets of the next-token loss, and the draws of cold start."""
         config = self.config
         next_token = None
         if config.extra_loss.next_token:
@@ -315,8 +319,11 @@ class Ranker(nn.Module):
             # Random ids hash to random rows. Most of them are rows that training has not touched, as for a new item.
             shape = (len(replaced), config.tables.num_hashes)
             random_rows = torch.randint(0, config.tables.num_rows, shape, generator=generator).to(replaced.device)
+        dropout_seed = None
+        if config.cold_start.age_feature:
+            dropout_seed = int(torch.randint(1 << 62, (), generator=generator))
         layouts = None if self.fusion is None else self.fusion.layouts(batch)
-        return batch.with_targets(RankerTargets(layouts, next_token, replaced, random_rows))
+        return batch.with_targets(RankerTargets(layouts, next_token, replaced, random_rows, dropout_seed))
 
     def loss(self, batch: RequestBatch) -> LossOutput:
         """Returns the weighted mean log-loss of the candidates whose label is known, plus the extra losses."""
@@ -410,7 +417,8 @@ class Ranker(nn.Module):
             fused = self.fusion(
                 self.pinfm, batch, items_ME, candidates_CE, targets.layouts, needs_hidden=needs_hidden, kept=kept
             )
-            fused = fused._replace(outputs_CF=self._dropped(batch, fused.outputs_CF))
+            if self.training and targets.dropout_seed is not None:
+                fused = fused._replace(outputs_CF=self._dropped(batch, fused.outputs_CF, targets.dropout_seed))
             parts.append(fused.outputs_CF)
         if self.recent is not None:
             parts.append(self.recent(batch, items_ME, candidates_CE))
@@ -439,16 +447,15 @@ class Ranker(nn.Module):
             )
         return values
 
-    def _dropped(self, batch: RequestBatch, outputs_CF: torch.Tensor) -> torch.Tensor:
-        """Returns the outputs of PinFM; in training without those of some young items. The others are scaled up."""
+    def _dropped(self, batch: RequestBatch, outputs_CF: torch.Tensor, seed: int) -> torch.Tensor:
+        """Returns the outputs of PinFM without those of some young items, drawn by `seed`. The others are scaled up."""
         cold = self.config.cold_start
-        if not self.training or not cold.age_feature:
-            return outputs_CF
         days_C = self._column(batch, cold.age_feature).float()
         middle_C = torch.where(days_C < 28.0, cold.middle_dropout, 0.0)
         share_C1 = torch.where(days_C < 7.0, cold.young_dropout, middle_C)[:, None]
         shape = outputs_CF.shape if cold.unit == "element" else share_C1.shape
-        is_kept = torch.rand(shape, device=outputs_CF.device) >= share_C1
+        generator = torch.Generator(outputs_CF.device).manual_seed(seed)
+        is_kept = torch.rand(shape, device=outputs_CF.device, generator=generator) >= share_C1
         return outputs_CF * (is_kept / (1.0 - share_C1)).to(outputs_CF.dtype)
 
 

@@ -228,11 +228,31 @@ def test_the_share_of_dropped_outputs_depends_on_age(batch: RequestBatch) -> Non
     number = 6_000
     ages = torch.tensor([-1.0, 3.0, 10.0, 40.0]).repeat_interleave(number // 4)
     aged = dataclasses.replace(batch, features={"age_days": ages}, request_of=torch.zeros(number, dtype=torch.int64))
-    dropped = model._dropped(aged, torch.ones(number, 4))
+    dropped = model._dropped(aged, torch.ones(number, 4), seed=0)
     is_kept = (dropped[:, 0] > 0).view(4, -1).float().mean(dim=1)
     assert is_kept.tolist() == pytest.approx([0.3, 0.3, 0.5, 1.0], abs=0.05)
     assert dropped.view(4, -1).mean(dim=1).tolist() == pytest.approx([1.0] * 4, abs=0.1)
     assert ((dropped > 0).sum(dim=1) % 4 == 0).all(), "a candidate's outputs are dropped together"
+
+
+def test_young_items_are_dropped_whether_or_not_their_id_is_random(batch: RequestBatch) -> None:
+    """A trainer seeds the generator of `prepare` like torch's own generator, and the draws must differ all the same."""
+    model = make(base(), "early", "cold_start.random_id_share=0.3", "cold_start.age_feature=age_days").train()
+    young = dataclasses.replace(batch, features={"age_days": torch.zeros(batch.num_candidates)})
+    kept: dict[bool, list[torch.Tensor]] = {True: [], False: []}
+    model.cross.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    for step in range(40):
+        seen: list[torch.Tensor] = []
+        prepared = model.prepare(young, torch.Generator().manual_seed(step))
+        torch.default_generator.manual_seed(step)
+        with torch.no_grad():
+            model.loss(prepared)
+        is_random = torch.zeros(batch.num_candidates, dtype=torch.bool)
+        is_random[prepared.targets.replaced] = True
+        for group in kept:
+            kept[group].append((seen[0] != 0).any(dim=1)[is_random == group])
+    shares = {group: float(torch.cat(parts).float().mean()) for group, parts in kept.items()}
+    assert shares == pytest.approx({True: 0.3, False: 0.3}, abs=0.06)
 
 
 def test_extra_losses_are_logged_and_move_the_parameters(batch: RequestBatch) -> None:
