@@ -171,6 +171,13 @@ class RankerConfig(PinFMConfig):
             for name in ("next_token", "outputs", "agreement"):
                 value = getattr(self.extra_loss, name)
                 check(not value, f"model.extra_loss.{name}", value, "0, because model.fusion.kind is none")
+        next_token = self.extra_loss.next_token
+        if next_token and not self.loss.in_batch_negatives:
+            raise ConfigError(
+                f"model.extra_loss.next_token is {next_token}, but model.loss.in_batch_negatives is off",
+                allowed="allowed: in-batch negatives, because batches of requests have no drawn ones",
+                fix="--set model.loss.in_batch_negatives=true",
+            )
         has_content = bool(self.fusion.content) or not self.extra_loss.alignment
         check(has_content, "model.extra_loss.alignment", self.extra_loss.alignment, "0 without model.fusion.content")
         alone = self.recent.num_events or self.features.names or self.fusion.kind != "none"

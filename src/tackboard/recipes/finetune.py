@@ -40,7 +40,10 @@ _EARLY = ("model.fusion.kind=early", "model.extra_loss.outputs=1.0")
 _CONTENT = (*_EARLY, "model.fusion.content=content", f"model.fusion.content_width={CONTENT_WIDTH}")
 _ALIGNED = (*_CONTENT, "model.extra_loss.alignment=0.1")
 _TOKEN = (*_ALIGNED, "model.fusion.learnable_token=true")
-_LOSSES = tuple(f"model.extra_loss.{name}" for name in ("next_token=0.1", "outputs=1.0", "agreement=1.0"))
+_LOSSES = (
+    "model.loss.in_batch_negatives=true",  # Batches of requests have no drawn negatives.
+    *(f"model.extra_loss.{name}" for name in ("next_token=0.1", "outputs=1.0", "agreement=1.0")),
+)
 _RANDOM_IDS = (
     *_EARLY,
     "model.cold_start.random_id_share=0.1",
@@ -86,6 +89,7 @@ def finetune(variant: str = "late-last", pretrained: RunConfig | None = None) ->
             dataset=pretrained.data.dataset,
             features="tackboard.recipes.ranking_features",
             labels=("next", "save"),
+            positive_actions=pretrained.data.positive_actions,
             max_history=model.max_history,
             tokens_per_step=4096,
         ),

@@ -19,8 +19,9 @@ from tackboard.features.column import Column
 from tackboard.features.types import FLOAT, FeatureType
 from tackboard.models.backbone import BackboneConfig
 from tackboard.models.fusion import FusionConfig
+from tackboard.models.losses import LossConfig
 from tackboard.models.pinfm import PinFMConfig
-from tackboard.models.ranker import HeadConfig, Ranker, RankerConfig
+from tackboard.models.ranker import ExtraLossConfig, HeadConfig, Ranker, RankerConfig
 from tackboard.models.recent_events import RecentEventsConfig
 from tackboard.train.config import RunConfig
 from tackboard.train.start import open_source
@@ -287,6 +288,10 @@ def test_utilities_weigh_probabilities(batch: RequestBatch) -> None:
         (
             {"fusion": {"kind": "early", "anchor_stride": 9}, "max_history": 8, "num_positions": 11},
             "at most model.max_history = 8",
+        ),
+        (
+            {"extra_loss": ExtraLossConfig(next_token=0.1), "loss": LossConfig(in_batch_negatives=False)},
+            "next_token is 0.1, but model.loss.in_batch_negatives is off",
         ),
         ({"fusion": EARLY}, "max_history is 10; early fusion needs 2 of the 11 positions"),
     ],

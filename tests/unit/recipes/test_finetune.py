@@ -35,6 +35,14 @@ def test_variants_differ_and_share_the_rest() -> None:
         assert config.model.head == configs[0].model.head and config.training == configs[0].training
 
 
+@pytest.mark.parametrize("pretrained", ["demo", "ml-1m", "kakao-brunch", "deskdrop"])
+def test_the_next_token_loss_learns_from_the_actions_of_pretraining(pretrained: str) -> None:
+    base = find_recipe(pretrained)
+    config = finetune("losses", base)
+    assert config.data.positive_actions == base.data.positive_actions
+    assert config.model.loss == dataclasses.replace(base.model.loss, in_batch_negatives=True)
+
+
 def test_another_pretrained_model_may_be_inside() -> None:
     base = demo()
     model = type(base.model)(width=32, max_history=20)
