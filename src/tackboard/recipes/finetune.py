@@ -21,6 +21,7 @@ requests of `tackboard data pseudo-requests … --also save`. docs/finetuning.md
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 
@@ -89,7 +90,6 @@ def finetune(variant: str = "late-last", pretrained: RunConfig | None = None) ->
             dataset=pretrained.data.dataset,
             features="tackboard.recipes.ranking_features",
             labels=("next", "save"),
-            positive_actions=pretrained.data.positive_actions,
             max_history=model.max_history,
             tokens_per_step=4096,
         ),
@@ -98,7 +98,13 @@ def finetune(variant: str = "late-last", pretrained: RunConfig | None = None) ->
         optimizer=OptimizerConfig(dense_learning_rate=1e-3, warmup_steps=20, multipliers={PINFM: 0.1}),
         training=TrainingConfig(steps=150, checkpoint_every=50),
     )
-    return apply_overrides(config, VARIANTS[variant])
+    config = apply_overrides(config, VARIANTS[variant])
+    if not config.model.extra_loss.next_token:
+        return config
+    # Only the next-token loss reads which actions are positive. It predicts the same actions as in pretraining.
+    return dataclasses.replace(
+        config, data=dataclasses.replace(config.data, positive_actions=pretrained.data.positive_actions)
+    )
 
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {f"finetune-{name}": partial(finetune, name) for name in VARIANTS}
