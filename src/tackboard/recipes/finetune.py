@@ -13,10 +13,11 @@
     finetune-dropout         the same; training also drops PinFM's outputs of young items, by their age
     finetune-cold-start      the same, with content vector and learned token
 
-Every recipe except the first needs `--from RUN`, where RUN is a run of `demo`. All rankers share the rest: the features
-of `ranking_features`, the sequence module, cross layers, and heads for the next item and for a save. The data are
-requests of `tackboard data pseudo-requests … --also save`. docs/finetuning.md says how to run the recipes, and
-`tackboard bench finetune` compares them.
+All recipes with early fusion also have a loss of PinFM's outputs alone, and those with a content vector the alignment
+of content tokens with id tokens. Every recipe except the first needs `--from RUN`, where RUN is a run of `demo`. All
+rankers share the rest: the features of `ranking_features`, the sequence module, cross layers, and heads for the next
+item and for a save. The data are requests of `tackboard data pseudo-requests … --also save`. docs/finetuning.md says
+how to run the recipes, and `tackboard bench finetune` compares them.
 """
 
 from __future__ import annotations
