@@ -153,6 +153,12 @@ def make_pseudo_requests(dataset: Dataset, config: PseudoRequestConfig, *, quiet
     for option, actions in (("--action", config.actions), ("--also", config.also)):
         for action in actions:
             check_action(dataset, action, f"{option} {action}")
+    if left_out := [action for action in config.also if config.actions and action not in config.actions]:
+        raise UsageError(
+            f"--also names {left_out[0]!r}, but --action leaves its events out, so its label would always be 0",
+            allowed=f"allowed: {', '.join(config.actions)}",
+            fix=f"add --action {left_out[0]}",
+        )
     (events,) = [str(entry["sha256"]) for entry in dataset.manifest["files"] if entry["name"] == EVENTS]
     rules = {**dataclasses.asdict(config), "actions": list(config.actions), "also": list(config.also)}
     stored = read_pseudo_requests(dataset.path)
@@ -419,12 +425,12 @@ def _write_rows(
     return Layout(layout.first_users, {**layout.offsets, "requests": offsets}), counts
 
 
-def _requests_with(action: str, config: PseudoRequestConfig, events: pa.Table, places: Ints) -> NDArray[np.bool_]:
+def _requests_with(action: str, events: pa.Table, places: Ints) -> NDArray[np.bool_]:
     """Returns, for each event, whether an event of the same request has an action. `places` are those of the items."""
     instants = _instants(numpy_column(events, "user_id"), numpy_column(events, "time_ms"), places)
     has_action = pc.equal(one_array(events["action"]).cast(pa.string()), action).to_numpy(zero_copy_only=False)
     found = np.zeros(len(instants), dtype=bool)
-    found[instants[np.asarray(has_action, dtype=bool) & _has_action(events, config)]] = True
+    found[instants[np.asarray(has_action, dtype=bool)]] = True
     return np.asarray(found[instants])
 
 
@@ -458,7 +464,7 @@ def _requests_of(
         Label(config.label, 0).column: pa.array(is_true[order].astype(np.int8)),
     }
     for action in config.also:
-        has_action = _requests_with(action, config, events, places)[chosen.row]
+        has_action = _requests_with(action, events, places)[chosen.row]
         lists[Label(action, 0).column] = pa.array((is_true & has_action[request_of])[order].astype(np.int8))
     columns = {
         "request": one_array(events["request"]).take(rows),
