@@ -15,7 +15,7 @@ These are the rules (docs/labels.md explains them):
     candidates   the event's item (label 1), and others (label 0) drawn one after another from the pool, each with a
                  probability proportional to its number of events in the pool; no item twice, and no item that the user
                  ever engaged with. The settings may ask for further labels, one per action. Such a label is 1 for
-                 the event's item if the event has this action.
+                 the event's item if an event of the request has this action.
     pool         the events of the same hour (UTC), before and after the request, or all events of the log
     order        random; positions are null, because the log does not say what was shown
 
@@ -86,7 +86,8 @@ class PseudoRequestConfig:
     label: str = "next"
     """Name of the label."""
     also: tuple[str, ...] = ()
-    """Actions that get labels of their own besides `label`: 1 for the chosen item if its event has the action."""
+    """Actions that get labels of their own besides `label`: 1 for the chosen item if an event of the request has the
+    action."""
     seed: int = 0
     """Seed of every draw."""
 
@@ -152,6 +153,12 @@ def make_pseudo_requests(dataset: Dataset, config: PseudoRequestConfig, *, quiet
     for option, actions in (("--action", config.actions), ("--also", config.also)):
         for action in actions:
             check_action(dataset, action, f"{option} {action}")
+    if left_out := [action for action in config.also if config.actions and action not in config.actions]:
+        raise UsageError(
+            f"--also names {left_out[0]!r}, but --action leaves its events out, so its label would always be 0",
+            allowed=f"allowed: {', '.join(config.actions)}",
+            fix=f"add --action {left_out[0]}",
+        )
     (events,) = [str(entry["sha256"]) for entry in dataset.manifest["files"] if entry["name"] == EVENTS]
     rules = {**dataclasses.asdict(config), "actions": list(config.actions), "also": list(config.also)}
     stored = read_pseudo_requests(dataset.path)
@@ -215,16 +222,16 @@ class _Pool:
     distinct_starts: Ints
     distinct: NDArray[np.int32]
     frequencies: NDArray[np.int32]
-    hour_ms: int
+    is_one_hour: bool
 
     @classmethod
     def of(cls, dataset: Dataset, config: PseudoRequestConfig, progress: Progress) -> _Pool:
         item_ids = numpy_column(dataset.read_items(["item_id"]), "item_id")
-        hour_ms = UNITS_MS["h"] if config.pool == "hour" else 1 << 62
+        is_one_hour = config.pool == "all"
         parts = []
         for events in dataset.event_chunks(["item_id", "time_ms", "action"]):
             chosen = _has_action(events, config)
-            hours = numpy_column(events, "time_ms")[chosen] // hour_ms
+            hours = _hours(numpy_column(events, "time_ms")[chosen], is_one_hour=is_one_hour)
             parts.append(hours * len(item_ids) + find_ids(item_ids, numpy_column(events, "item_id")[chosen]))
             progress.advance(events.num_rows)
         keys = np.concatenate(parts)
@@ -241,12 +248,17 @@ class _Pool:
             distinct_starts=np.searchsorted(first, starts).astype(np.int64),
             distinct=(keys[first] % len(item_ids)).astype(np.int32),
             frequencies=np.diff(np.append(first, len(keys))).astype(np.int32),
-            hour_ms=hour_ms,
+            is_one_hour=is_one_hour,
         )
 
     def hours_of(self, times: Ints) -> Ints:
         """Returns the index of the hour of each time. Each of these hours must have an event."""
-        return find_ids(self.hours, times // self.hour_ms)
+        return find_ids(self.hours, _hours(times, is_one_hour=self.is_one_hour))
+
+
+def _hours(times: Ints, *, is_one_hour: bool) -> Ints:
+    """Returns the number of the hour of each time; 0 if all times count as one hour."""
+    return np.zeros_like(times) if is_one_hour else times // UNITS_MS["h"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,6 +300,17 @@ def _has_action(events: pa.Table, config: PseudoRequestConfig) -> NDArray[np.boo
     return np.asarray(pc.is_in(actions, pa.array(config.actions)).to_numpy(zero_copy_only=False))
 
 
+def _instants(users: Ints, times: Ints, items: Ints) -> Ints:
+    """Returns a number for each event. Events of one user on one item at one time, and only these, have the same."""
+    order = np.lexsort((items, times, users))
+    is_new = np.zeros(len(order), dtype=bool)
+    for column in (users, times, items):
+        is_new[1:] |= column[order[1:]] != column[order[:-1]]
+    numbers = np.empty(len(order), dtype=np.int64)
+    numbers[order] = np.cumsum(is_new)
+    return numbers
+
+
 def _is_repeat(users: Ints, items: Ints, request_ms: Ints) -> NDArray[np.bool_]:
     """Returns whether each event is a repeat: whether the user had engaged with the item before.
 
@@ -312,13 +335,10 @@ def _choose(events: pa.Table, config: PseudoRequestConfig, pool: _Pool, counts: 
     if config.since_ms is not None:
         chosen &= times >= config.since_ms
     rows = np.flatnonzero(chosen)
-    order = rows[np.lexsort((rows, items[rows], times[rows], users[rows]))]
-    repeated = np.zeros(len(order), dtype=bool)
-    repeated[1:] = True
-    for column in (users, times, items):
-        repeated[1:] &= column[order[1:]] == column[order[:-1]]
-    counts.events_repeated += int(repeated.sum())
-    rows = np.sort(order[~repeated])
+    # A stable search finds the first row of each request.
+    _, first = np.unique(_instants(users, times, items)[rows], return_index=True)
+    counts.events_repeated += len(rows) - len(first)
+    rows = rows[np.sort(first)]
     is_repeat = _is_repeat(users, items, np.minimum(times, numpy_column(events, "received_ms")))
     if not config.repeats:
         counts.repeats_left_out += int(is_repeat[rows].sum())
@@ -405,6 +425,15 @@ def _write_rows(
     return Layout(layout.first_users, {**layout.offsets, "requests": offsets}), counts
 
 
+def _requests_with(action: str, events: pa.Table, places: Ints) -> NDArray[np.bool_]:
+    """Returns, for each event, whether an event of the same request has an action. `places` are those of the items."""
+    instants = _instants(numpy_column(events, "user_id"), numpy_column(events, "time_ms"), places)
+    has_action = pc.equal(one_array(events["action"]).cast(pa.string()), action).to_numpy(zero_copy_only=False)
+    found = np.zeros(len(instants), dtype=bool)
+    found[instants[np.asarray(has_action, dtype=bool)]] = True
+    return np.asarray(found[instants])
+
+
 def _requests_of(
     config: PseudoRequestConfig, pool: _Pool, events: pa.Table, chosen: _Chosen, schema: pa.Schema
 ) -> tuple[pa.Table, Ints]:
@@ -428,7 +457,6 @@ def _requests_of(
     order = np.lexsort((items, keys, request_of))
     offsets = pa.array(offsets_of(num_others + 1).astype(np.int32))
     rows = pa.array(chosen.row)
-    actions = one_array(events["action"]).cast(pa.string()).take(rows)
     lists = {
         "item_id": pa.array(items[order]),
         "position": pa.nulls(len(items), pa.int32()),
@@ -436,7 +464,7 @@ def _requests_of(
         Label(config.label, 0).column: pa.array(is_true[order].astype(np.int8)),
     }
     for action in config.also:
-        has_action = pc.equal(actions, action).to_numpy(zero_copy_only=False)
+        has_action = _requests_with(action, events, places)[chosen.row]
         lists[Label(action, 0).column] = pa.array((is_true & has_action[request_of])[order].astype(np.int8))
     columns = {
         "request": one_array(events["request"]).take(rows),

@@ -171,6 +171,13 @@ class RankerConfig(PinFMConfig):
             for name in ("next_token", "outputs", "agreement"):
                 value = getattr(self.extra_loss, name)
                 check(not value, f"model.extra_loss.{name}", value, "0, because model.fusion.kind is none")
+        next_token = self.extra_loss.next_token
+        if next_token and not self.loss.in_batch_negatives:
+            raise ConfigError(
+                f"model.extra_loss.next_token is {next_token}, but model.loss.in_batch_negatives is off",
+                allowed="allowed: in-batch negatives, because batches of requests have no drawn ones",
+                fix="--set model.loss.in_batch_negatives=true",
+            )
         has_content = bool(self.fusion.content) or not self.extra_loss.alignment
         check(has_content, "model.extra_loss.alignment", self.extra_loss.alignment, "0 without model.fusion.content")
         alone = self.recent.num_events or self.features.names or self.fusion.kind != "none"
@@ -264,6 +271,10 @@ class RankerTargets:
     """The candidates that get a random id [R]."""
     random_rows: torch.Tensor | None
     """The rows of the random ids [R, k]."""
+    dropout_seed: int | None
+    """The seed of the draws that drop PinFM's outputs of young items. Draws from torch's default generator would repeat
+    the draws of random ids, because the trainer seeds both generators alike. Then every young item with a random id
+    would be dropped."""
 
 
 class Ranker(nn.Module):
@@ -302,7 +313,7 @@ class Ranker(nn.Module):
         return self.item_tables if self.fusion is None else self.pinfm.item_tables
 
     def prepare(self, batch: RequestBatch, generator: torch.Generator | None = None) -> RequestBatch:
-        """Returns the batch with layouts, the targets of the next-token loss, and the candidates with random ids."""
+        """Returns the batch with layouts, the targets of the next-token loss, and the draws of cold start."""
         config = self.config
         next_token = None
         if config.extra_loss.next_token:
@@ -315,14 +326,18 @@ class Ranker(nn.Module):
             # Random ids hash to random rows. Most of them are rows that training has not touched, as for a new item.
             shape = (len(replaced), config.tables.num_hashes)
             random_rows = torch.randint(0, config.tables.num_rows, shape, generator=generator).to(replaced.device)
+        dropout_seed = None
+        if config.cold_start.age_feature:
+            dropout_seed = int(torch.randint(1 << 62, (), generator=generator))
         layouts = None if self.fusion is None else self.fusion.layouts(batch)
-        return batch.with_targets(RankerTargets(layouts, next_token, replaced, random_rows))
+        return batch.with_targets(RankerTargets(layouts, next_token, replaced, random_rows, dropout_seed))
 
     def loss(self, batch: RequestBatch) -> LossOutput:
         """Returns the weighted mean log-loss of the candidates whose label is known, plus the extra losses."""
         batch = self.prepare(batch) if batch.targets is None else batch
         labels = self.config.labels_of(sorted(batch.labels))
-        logits_CK, fused, items_ME = self._logits(batch)
+        needs_hidden = bool(self.config.extra_loss.next_token)
+        logits_CK, fused, items_ME = self._logits(batch, needs_hidden=needs_hidden)
         known_CK = torch.stack([batch.weights * batch.known[label] for label in labels], dim=1)
         truth_CK = torch.stack([batch.labels[label] for label in labels], dim=1)
         weight = known_CK.sum()
@@ -390,9 +405,12 @@ class Ranker(nn.Module):
         return dict(zip(self.config.head.labels or ("",), logits_CK.unbind(dim=1), strict=True))
 
     def _logits(
-        self, batch: RequestBatch, kept: KeptTokens | None = None
+        self, batch: RequestBatch, kept: KeptTokens | None = None, *, needs_hidden: bool = False
     ) -> tuple[torch.Tensor, Fused | None, torch.Tensor]:
-        """Returns log odds [C, K], what PinFM gave, and the rows of the distinct items [M, E]."""
+        """Returns log odds [C, K], what PinFM gave, and the rows of the distinct items [M, E].
+
+        With `needs_hidden`, PinFM also gives the hidden vectors of the histories, which the next-token loss reads.
+        """
         targets: RankerTargets = batch.targets
         items_ME = self.tables(batch.histories.item_rows)
         candidates_CE = functional.embedding(batch.candidates, items_ME)
@@ -402,12 +420,12 @@ class Ranker(nn.Module):
         if self.fusion is None:
             parts.append(self.item_norm(candidates_CE))
         else:
-            needs_hidden = self.training and bool(self.config.extra_loss.next_token)
             assert targets.layouts is not None
             fused = self.fusion(
                 self.pinfm, batch, items_ME, candidates_CE, targets.layouts, needs_hidden=needs_hidden, kept=kept
             )
-            fused = fused._replace(outputs_CF=self._dropped(batch, fused.outputs_CF))
+            if self.training and targets.dropout_seed is not None:
+                fused = fused._replace(outputs_CF=self._dropped(batch, fused.outputs_CF, targets.dropout_seed))
             parts.append(fused.outputs_CF)
         if self.recent is not None:
             parts.append(self.recent(batch, items_ME, candidates_CE))
@@ -436,16 +454,15 @@ class Ranker(nn.Module):
             )
         return values
 
-    def _dropped(self, batch: RequestBatch, outputs_CF: torch.Tensor) -> torch.Tensor:
-        """Returns the outputs of PinFM; in training without those of some young items. The others are scaled up."""
+    def _dropped(self, batch: RequestBatch, outputs_CF: torch.Tensor, seed: int) -> torch.Tensor:
+        """Returns the outputs of PinFM without those of some young items, drawn by `seed`. The others are scaled up."""
         cold = self.config.cold_start
-        if not self.training or not cold.age_feature:
-            return outputs_CF
         days_C = self._column(batch, cold.age_feature).float()
         middle_C = torch.where(days_C < 28.0, cold.middle_dropout, 0.0)
         share_C1 = torch.where(days_C < 7.0, cold.young_dropout, middle_C)[:, None]
         shape = outputs_CF.shape if cold.unit == "element" else share_C1.shape
-        is_kept = torch.rand(shape, device=outputs_CF.device) >= share_C1
+        generator = torch.Generator(outputs_CF.device).manual_seed(seed)
+        is_kept = torch.rand(shape, device=outputs_CF.device, generator=generator) >= share_C1
         return outputs_CF * (is_kept / (1.0 - share_C1)).to(outputs_CF.dtype)
 
 

@@ -13,14 +13,16 @@
     finetune-dropout         the same; training also drops PinFM's outputs of young items, by their age
     finetune-cold-start      the same, with content vector and learned token
 
-Every recipe except the first needs `--from RUN`, where RUN is a run of `demo`. All rankers share the rest: the features
-of `ranking_features`, the sequence module, cross layers, and heads for the next item and for a save. The data are
-requests of `tackboard data pseudo-requests … --also save`. docs/finetuning.md says how to run the recipes, and
-`tackboard bench finetune` compares them.
+All recipes with early fusion also have a loss of PinFM's outputs alone, and those with a content vector the alignment
+of content tokens with id tokens. Every recipe except the first needs `--from RUN`, where RUN is a run of `demo`. All
+rankers share the rest: the features of `ranking_features`, the sequence module, cross layers, and heads for the next
+item and for a save. The data are requests of `tackboard data pseudo-requests … --also save`. docs/finetuning.md says
+how to run the recipes, and `tackboard bench finetune` compares them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 
@@ -40,7 +42,10 @@ _EARLY = ("model.fusion.kind=early", "model.extra_loss.outputs=1.0")
 _CONTENT = (*_EARLY, "model.fusion.content=content", f"model.fusion.content_width={CONTENT_WIDTH}")
 _ALIGNED = (*_CONTENT, "model.extra_loss.alignment=0.1")
 _TOKEN = (*_ALIGNED, "model.fusion.learnable_token=true")
-_LOSSES = tuple(f"model.extra_loss.{name}" for name in ("next_token=0.1", "outputs=1.0", "agreement=1.0"))
+_LOSSES = (
+    "model.loss.in_batch_negatives=true",  # Batches of requests have no drawn negatives.
+    *(f"model.extra_loss.{name}" for name in ("next_token=0.1", "outputs=1.0", "agreement=1.0")),
+)
 _RANDOM_IDS = (
     *_EARLY,
     "model.cold_start.random_id_share=0.1",
@@ -94,7 +99,13 @@ def finetune(variant: str = "late-last", pretrained: RunConfig | None = None) ->
         optimizer=OptimizerConfig(dense_learning_rate=1e-3, warmup_steps=20, multipliers={PINFM: 0.1}),
         training=TrainingConfig(steps=150, checkpoint_every=50),
     )
-    return apply_overrides(config, VARIANTS[variant])
+    config = apply_overrides(config, VARIANTS[variant])
+    if not config.model.extra_loss.next_token:
+        return config
+    # Only the next-token loss reads which actions are positive. It predicts the same actions as in pretraining.
+    return dataclasses.replace(
+        config, data=dataclasses.replace(config.data, positive_actions=pretrained.data.positive_actions)
+    )
 
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {f"finetune-{name}": partial(finetune, name) for name in VARIANTS}

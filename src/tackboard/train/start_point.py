@@ -46,7 +46,7 @@ OF_ENCODERS = (
 )
 OF_RANKERS = (
     *("head.labels", "head.reads", "head.num_cross_layers", "recent", "features"),
-    *(f"fusion.{name}" for name in ("kind", "content", "content_width", "learnable_token", "dcat", "fixed_length")),
+    *(f"fusion.{name}" for name in ("kind", "content", "content_width", "learnable_token", "fixed_length")),
 )
 """Settings that decide what parameters mean. They are compared if both models have them."""
 ALLOWED = "parameters mean the same only in a model with the settings of the run that they come from"
@@ -163,7 +163,7 @@ def _check_settings(config: RunConfig, point: StartPoint, prefix: str) -> None:
         for name in names:
             if name == part or name.startswith(f"{part}."):
                 now, before = _value(wanted, name), _value(found, name)
-                if before is not _ABSENT and now != before:
+                if before is not _ABSENT and _in_order(now) != _in_order(before):
                     raise _difference(config, point, name, now, before)
     for name, is_fine in (
         ("tables.storage", lambda now, _before: now == "fp32"),
@@ -223,6 +223,11 @@ def _value(settings: Any, name: str) -> Any:
             return _ABSENT
         settings = settings[part]
     return settings
+
+
+def _in_order(value: Any) -> Any:
+    """Returns a value for a comparison that sees the order of a table, such as the order of a ranker's features."""
+    return list(value.items()) if isinstance(value, dict) else value
 
 
 def _shown(value: Any) -> str:

@@ -148,6 +148,26 @@ def test_a_single_action_may_have_a_label_of_its_own(folder: Path) -> None:
     assert found["read"] > 0 and found["skip"] > 0
 
 
+@pytest.mark.parametrize("actions", [("read", "skip"), ("skip", "read")])
+def test_events_of_one_instant_make_one_request_with_all_their_actions(
+    make_dataset: Callable[..., Path], tmp_path: Path, actions: tuple[str, str]
+) -> None:
+    mine = [(1, 1, action, "home", START_MS) for action in actions]
+    others = [(user, user, "read", "home", START_MS + user) for user in (2, 3)]
+    folder = make_dataset(tmp_path, [*mine, *others])
+    make(folder, dataclasses.replace(CONFIG, also=("read", "skip")))
+    (row,) = [row for row in requests_in(folder) if row["user_id"] == 1]
+    place = row["item_id"].index(1)
+    assert [row[f"label_{name}"][place] for name in ("next", "read", "skip")] == [1, 1, 1]
+
+
+def test_the_whole_log_is_one_pool_also_before_1970(make_dataset: Callable[..., Path], tmp_path: Path) -> None:
+    rows = [(user, user, "read", "home", (user - 2) * HOUR_MS) for user in range(5)]
+    folder = make_dataset(tmp_path, rows)
+    result = make(folder, dataclasses.replace(CONFIG, pool="all"))
+    assert (result.counts.requests, result.counts.candidates_missing) == (5, 0)
+
+
 def test_no_candidate_is_in_the_history(make_dataset: Callable[..., Path], tmp_path: Path) -> None:
     # Late events and clocks that are ahead: the order of the requests is not the order of the events.
     rows = [(user, item, "read", "home", time) for user, item, _, _, time in ALL]
@@ -330,6 +350,7 @@ def test_a_stop_leaves_the_old_snapshot_or_a_complete_one(folder: Path, monkeypa
         ({"actions": ("buy",)}, "no event of tiny has the action 'buy'"),
         ({"also": ("buy",)}, "no event of tiny has the action 'buy'"),
         ({"also": ("read", "read")}, "--also names read, read"),
+        ({"actions": ("read",), "also": ("skip",)}, "--also names 'skip', but --action leaves its events out"),
         ({"also": ("to read",)}, "--also 'to read' is not a name"),
     ],
 )

@@ -19,8 +19,9 @@ from tackboard.features.column import Column
 from tackboard.features.types import FLOAT, FeatureType
 from tackboard.models.backbone import BackboneConfig
 from tackboard.models.fusion import FusionConfig
+from tackboard.models.losses import LossConfig
 from tackboard.models.pinfm import PinFMConfig
-from tackboard.models.ranker import HeadConfig, Ranker, RankerConfig
+from tackboard.models.ranker import ExtraLossConfig, HeadConfig, Ranker, RankerConfig
 from tackboard.models.recent_events import RecentEventsConfig
 from tackboard.train.config import RunConfig
 from tackboard.train.start import open_source
@@ -124,6 +125,16 @@ def test_the_next_token_loss_is_the_same_beside_candidates(batch: RequestBatch) 
     assert losses == pytest.approx([with_token_of_each] * 3, rel=1e-5)
 
 
+@pytest.mark.parametrize("variant", ["late-last", "early", "learnable token"])
+def test_validation_has_the_next_token_loss_too(batch: RequestBatch, variant: str) -> None:
+    model = make(base(), variant, "extra_loss.next_token=0.5")
+    assert model.training
+    trained = model.loss(batch)
+    with torch.no_grad():
+        judged = model.eval().loss(batch)
+    torch.testing.assert_close(judged, trained)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_variant_learns(batch: RequestBatch, variant: str) -> None:
     """Candidates with an odd id are clicked, those with an even id are saved."""
@@ -218,11 +229,31 @@ def test_the_share_of_dropped_outputs_depends_on_age(batch: RequestBatch) -> Non
     number = 6_000
     ages = torch.tensor([-1.0, 3.0, 10.0, 40.0]).repeat_interleave(number // 4)
     aged = dataclasses.replace(batch, features={"age_days": ages}, request_of=torch.zeros(number, dtype=torch.int64))
-    dropped = model._dropped(aged, torch.ones(number, 4))
+    dropped = model._dropped(aged, torch.ones(number, 4), seed=0)
     is_kept = (dropped[:, 0] > 0).view(4, -1).float().mean(dim=1)
     assert is_kept.tolist() == pytest.approx([0.3, 0.3, 0.5, 1.0], abs=0.05)
     assert dropped.view(4, -1).mean(dim=1).tolist() == pytest.approx([1.0] * 4, abs=0.1)
     assert ((dropped > 0).sum(dim=1) % 4 == 0).all(), "a candidate's outputs are dropped together"
+
+
+def test_young_items_are_dropped_whether_or_not_their_id_is_random(batch: RequestBatch) -> None:
+    """A trainer seeds the generator of `prepare` like torch's own generator, and the draws must differ all the same."""
+    model = make(base(), "early", "cold_start.random_id_share=0.3", "cold_start.age_feature=age_days").train()
+    young = dataclasses.replace(batch, features={"age_days": torch.zeros(batch.num_candidates)})
+    kept: dict[bool, list[torch.Tensor]] = {True: [], False: []}
+    model.cross.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    for step in range(40):
+        seen: list[torch.Tensor] = []
+        prepared = model.prepare(young, torch.Generator().manual_seed(step))
+        torch.default_generator.manual_seed(step)
+        with torch.no_grad():
+            model.loss(prepared)
+        is_random = torch.zeros(batch.num_candidates, dtype=torch.bool)
+        is_random[prepared.targets.replaced] = True
+        for group in kept:
+            kept[group].append((seen[0] != 0).any(dim=1)[is_random == group])
+    shares = {group: float(torch.cat(parts).float().mean()) for group, parts in kept.items()}
+    assert shares == pytest.approx({True: 0.3, False: 0.3}, abs=0.06)
 
 
 def test_extra_losses_are_logged_and_move_the_parameters(batch: RequestBatch) -> None:
@@ -257,6 +288,10 @@ def test_utilities_weigh_probabilities(batch: RequestBatch) -> None:
         (
             {"fusion": {"kind": "early", "anchor_stride": 9}, "max_history": 8, "num_positions": 11},
             "at most model.max_history = 8",
+        ),
+        (
+            {"extra_loss": ExtraLossConfig(next_token=0.1), "loss": LossConfig(in_batch_negatives=False)},
+            "next_token is 0.1, but model.loss.in_batch_negatives is off",
         ),
         ({"fusion": EARLY}, "max_history is 10; early fusion needs 2 of the 11 positions"),
     ],

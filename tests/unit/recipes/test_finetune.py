@@ -35,6 +35,28 @@ def test_variants_differ_and_share_the_rest() -> None:
         assert config.model.head == configs[0].model.head and config.training == configs[0].training
 
 
+def test_extra_losses_are_those_that_the_documentation_names() -> None:
+    for variant, recipe in RECIPES.items():
+        model = recipe().model
+        expected = {
+            "outputs": 1.0 if model.fusion.kind == "early" else 0.0,
+            "alignment": 0.1 if model.fusion.content else 0.0,
+            "next_token": 0.0,
+            "agreement": 0.0,
+        }
+        if variant == "finetune-losses":
+            expected |= {"next_token": 0.1, "outputs": 1.0, "agreement": 1.0}
+        assert dataclasses.asdict(model.extra_loss) == expected, variant
+
+
+@pytest.mark.parametrize("pretrained", ["demo", "ml-1m", "kakao-brunch", "deskdrop"])
+def test_the_next_token_loss_learns_from_the_actions_of_pretraining(pretrained: str) -> None:
+    base = find_recipe(pretrained)
+    config = finetune("losses", base)
+    assert config.data.positive_actions == base.data.positive_actions
+    assert config.model.loss == dataclasses.replace(base.model.loss, in_batch_negatives=True)
+
+
 def test_another_pretrained_model_may_be_inside() -> None:
     base = demo()
     model = type(base.model)(width=32, max_history=20)

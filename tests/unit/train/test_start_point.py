@@ -101,7 +101,24 @@ def test_what_only_training_reads_may_differ(ranker_config: Config, trained_run:
     check_same_meaning(config, open_source(config), StartPoint.find(str(trained_run.path)), "pinfm.")
 
 
-def test_a_ranker_may_go_on_with_anchors(ranker_config: Config, trained_run: RunDirectory) -> None:
+@pytest.mark.parametrize("kind", ["vectors", "ids"])
+def test_the_order_of_a_rankers_features_is_compared(
+    ranker_config: Config, trained_run: RunDirectory, kind: str
+) -> None:
+    """The features of a candidate lie end to end, so in another order each weight would meet another feature."""
+    before = ranker_config(f'model.features.{kind}={{"one": 3, "two": 3}}').model
+    point = dataclasses.replace(StartPoint.find(str(trained_run.path)), settings=to_dict(before))
+    source = open_source(ranker_config())
+    point = dataclasses.replace(
+        point, features=source.features, vocabulary=source.vocabulary, id_type=source.dataset.item_type
+    )
+    check_same_meaning(dataclasses.replace(ranker_config(), model=before), source, point, "")
+    after = ranker_config(f'model.features.{kind}={{"two": 3, "one": 3}}')
+    with pytest.raises(UsageError, match=f"model.features.{kind} is .*two.*was trained with .*one"):
+        check_same_meaning(after, source, point, "")
+
+
+def test_a_ranker_may_go_on_with_anchors_and_without_dcat(ranker_config: Config, trained_run: RunDirectory) -> None:
     early = ("model.fusion.kind=early", "model.num_positions=10")
     before, after = ranker_config(*early), ranker_config(*early, "model.fusion.anchor_stride=4")
     source = open_source(before)
@@ -113,6 +130,11 @@ def test_a_ranker_may_go_on_with_anchors(ranker_config: Config, trained_run: Run
         id_type=source.dataset.item_type,
     )
     check_same_meaning(after, open_source(after), point, "")
+    slow = ranker_config(*early, "model.fusion.dcat=false")
+    check_same_meaning(slow, open_source(slow), point, "")
+    fixed = ranker_config(*early, "model.fusion.fixed_length=4")
+    with pytest.raises(UsageError, match="fixed_length is 4"):
+        check_same_meaning(fixed, open_source(fixed), point, "")
     other = ranker_config("model.fusion.kind=early", "model.num_positions=11", "model.fusion.learnable_token=true")
     with pytest.raises(UsageError, match="learnable_token is true"):
         check_same_meaning(other, open_source(other), point, "")

@@ -9,8 +9,8 @@ or from the whole log. Pretraining reads no event of a user that happened at or 
 
 Decided: the parameters of the synthetic world (`WORLD`) were committed before any ranker was trained on it. Public
 logs say neither when an item was born nor what it contains. So two proxies are computed: the birth of an item is the
-time of its first event, and the content of an item is a vector from a co-engagement graph. The graph holds the events
-before `since_ms`. If the rules have no `since_ms` (ml-1m), the graph holds the whole log, even the chosen events.
+time of its first event, and the content of an item is a vector from the co-engagement graph of the events that
+pretraining may read.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from tackboard.bench.quality.data import find_bench, prepare, prepared_name
 from tackboard.bench.transfer.data import Indices, user_offsets, write_beginning
@@ -37,6 +38,7 @@ from tackboard.events.schema import numpy_column
 from tackboard.events.synthetic.world_config import WorldConfig
 from tackboard.events.synthetic.world_dataset import write_world
 from tackboard.events.synthetic.world_items import CONTENT_WIDTH, DAY_MS
+from tackboard.features.column import ranges
 
 WORLD = WorldConfig(seed=19, num_users=3000, num_items=3000, born_later_share=0.7)
 """The synthetic world. In the demo's world, 25% of the items are born during the period; here, 70% are."""
@@ -148,10 +150,26 @@ def _write_public(source: FinetuneSource, making: Path, datasets: Path, files: P
     plain = open_dataset(datasets / prepared_name(bench, rule, stride))
     events = plain.read_events().drop_columns(["user_id", "item_id"])
     items = plain.read_items(["item"])
-    folder = write_dataset(making, source.name, events, item_attributes=items, source=plain.manifest["source"]).parent
     vectors = VectorsConfig(name="content", width=CONTENT_WIDTH, until_ms=source.config.since_ms)
-    add_attributes(open_dataset(folder), first_event="birth_ms", vectors=vectors, quiet=True)
+    if source.config.since_ms is None:
+        items = _with_vectors(source, making, events, items, vectors)
+    folder = write_dataset(making, source.name, events, item_attributes=items, source=plain.manifest["source"]).parent
+    left = vectors if vectors.name not in items.column_names else None
+    add_attributes(open_dataset(folder), first_event="birth_ms", vectors=left, quiet=True)
     return folder
+
+
+def _with_vectors(
+    source: FinetuneSource, making: Path, events: pa.Table, items: pa.Table, vectors: VectorsConfig
+) -> pa.Table:
+    """Returns the items with vectors that are made from each user's events before the user's first request."""
+    whole = write_dataset(making, "whole", events, item_attributes=items).parent
+    snapshot = make_pseudo_requests(open_dataset(whole), source.config, quiet=True).path
+    kept = ranges(user_offsets(snapshot)[:-1], pretraining_ends(source, snapshot))
+    events = open_dataset(snapshot).read_events().take(pa.array(kept)).drop_columns(["user_id", "item_id"])
+    before = write_dataset(making, "before", events, item_attributes=items).parent
+    add_attributes(open_dataset(before), vectors=vectors, quiet=True)
+    return open_dataset(before).read_items(["item", vectors.name])
 
 
 def pretraining_ends(source: FinetuneSource, path: Path) -> Indices:

@@ -13,9 +13,12 @@ from tackboard.bench.finetune import data
 from tackboard.bench.finetune.data import SOURCES, WORLD, find_source, make_datasets, names_of
 from tackboard.core.config import to_dict
 from tackboard.core.errors import UsageError
-from tackboard.data.derived_attributes import read_attributes
+from tackboard.data.co_engagement import PairCounts, ppmi, vectors_of
+from tackboard.data.derived_attributes import VectorsConfig, read_attributes
 from tackboard.data.request_layout import read_requests
 from tackboard.events.dataset import Dataset, open_dataset
+from tackboard.events.schema import numpy_column
+from tackboard.events.synthetic.world_items import CONTENT_WIDTH
 
 
 def test_the_world_and_the_rules_are_frozen() -> None:
@@ -67,6 +70,14 @@ def test_movielens_splits_each_user(fake_ml_1m: Path, tmp_path: Path, monkeypatc
     check(requests, before, ["next"])
     lengths = before.read_users(["num_events"])["num_events"].to_pylist()
     assert set(lengths) == {2}, "of 12 ratings of each user, the newest 10 are requests"
+    ids = numpy_column(requests.read_items(["item_id"]), "item_id")
+    pairs = PairCounts(len(ids), window=VectorsConfig(name="content").window, max_pairs=1000, seed=0)
+    events = before.read_events(["user_id", "item_id"])
+    pairs.add(numpy_column(events, "user_id"), np.searchsorted(ids, numpy_column(events, "item_id")))
+    expected, _ = vectors_of(ppmi(pairs), ids, CONTENT_WIDTH, seed=0)
+    stored = np.array(requests.read_items(["content"])["content"].to_pylist())
+    assert np.abs(expected).sum() > 0
+    np.testing.assert_allclose(stored, expected, atol=1e-5, err_msg="vectors read no event that is an answer")
 
 
 def test_kakao_brunch_has_ages_and_vectors(fake_brunch: Path, tmp_path: Path) -> None:
