@@ -42,6 +42,7 @@ RESOLVE_S = 15.0
 """Longest time in which MASTER_ADDR may be unknown. In Kubernetes, a name appears a moment after its pod."""
 LINE_S = 1.0
 """Time that a process which cannot go on leaves to the others to read the board."""
+_has_met = False
 LAUNCHERS = "start the run with torchrun, srun, PyTorchJob or Ray Train (docs/distributed.md)"
 FROM_TORCHRUN = {name: name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")}
 FROM_SLURM = FROM_TORCHRUN | {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
@@ -76,6 +77,8 @@ def start_world(config: ParallelConfig, device_setting: str, meeting_s: float | 
         distributed.destroy_process_group()
     seconds = meeting_s or min(config.timeout_s, MEETING_S)
     deadline = time.monotonic() + seconds
+    global _has_met
+    _has_met = True
     store = _open_store(place, deadline)
     with _reason_told(store, place.rank):
         _check_packages()
@@ -110,6 +113,11 @@ def start_world(config: ParallelConfig, device_setting: str, meeting_s: float | 
         peers=peers,
         timeout_s=config.timeout_s,
     )
+
+
+def has_met() -> bool:
+    """Returns whether this process has connected to others."""
+    return _has_met
 
 
 def end_world(world: TrainingWorld) -> None:

@@ -19,6 +19,7 @@ Shapes: M distinct items, k hash functions, D width of the concatenation, R rows
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -214,6 +215,8 @@ def _torchrec_tables(
             allowed="one process trains without it",
             fix="make distributed",
         ) from None
+    # TorchRec asks torch whether it is being traced, and torch warns that it may one day answer otherwise.
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     # The loss is already divided by the number of targets of all processes, so gradients are sums.
     set_gradient_division(False)
     config = plan.tables[name]
