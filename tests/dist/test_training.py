@@ -22,7 +22,8 @@ TINY = (
     *("data.max_length=16", "data.tokens_per_step=512", "data.uniform_negatives=64", "data.features="),
     *("model.request_features=[]", "training.device=cpu", "training.num_threads=1", "training.log_every=1"),
 )
-Scenes = Callable[..., list[dict[str, Any]]]
+Scene = dict[str, Any]
+Play = Callable[..., list[list[dict[str, Any]]]]
 
 
 def command(*arguments: str, folder: Path, timeout_s: int = 390) -> str:
@@ -49,28 +50,27 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def play(data: Path, tmp_path: Path) -> Scenes:
-    """Runs scenes, each in a folder of its own, and returns their results."""
+def play(data: Path, tmp_path: Path) -> Play:
+    """Runs chains of scenes; a chain is one scene, or scenes that follow each other in one folder."""
 
-    def run(*scenes: dict[str, Any]) -> list[dict[str, Any]]:
-        file = tmp_path / "scenes.json"
-        for scene in scenes:
+    def run(*chains: Scene | list[Scene], at_once: int = 1) -> list[list[dict[str, Any]]]:
+        lists = [chain if isinstance(chain, list) else [chain] for chain in chains]
+        for scene in itertools.chain.from_iterable(lists):
             folder = tmp_path / scene["name"]
-            folder.mkdir(exist_ok=True)
-            if not (folder / "datasets").exists():
+            scene["folder"] = str(folder)
+            if not folder.exists():
+                folder.mkdir()
                 (folder / "datasets").symlink_to(data / "datasets")
                 (folder / "pretrained").symlink_to(data / "pretrained")
-            scene["folder"] = str(folder)
-        for left in itertools.chain.from_iterable(Path(scene["folder"]).glob("scene-*") for scene in scenes):
-            left.rename(left.with_name(f"old-{len(list(left.parent.iterdir()))}"))
-        file.write_text(json.dumps(scenes))
-        lines = command(str(HERE / "train_program.py"), str(file), folder=tmp_path).splitlines()
+        file = tmp_path / "chains.json"
+        file.write_text(json.dumps(lists))
+        lines = command(str(HERE / "train_program.py"), str(file), str(at_once), folder=tmp_path).splitlines()
         return json.loads(lines[-1])
 
     return run
 
 
-def scene(name: str, size: int, *settings: str, recipe: str = "demo", more: tuple[str, ...] = (), **kind: Any) -> Any:
+def scene(name: str, size: int, *settings: str, recipe: str = "demo", more: tuple[str, ...] = (), **kind: Any) -> Scene:
     words = [word for setting in settings for word in ("--set", setting)]
     return {"name": name, "size": size, "arguments": [recipe, *words, *more], **kind}
 
@@ -79,10 +79,12 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "runs/latest/metrics.jsonl").read_text().splitlines()]
 
 
-def checked(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    for result in results:
+def checked(results: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Returns the results of chains of one scene, all of which ended well."""
+    found = [result for (result,) in results]
+    for result in found:
         assert set(result["codes"]) == {0}, result["said"]
-    return results
+    return found
 
 
 def differences(one: Path, other: Path) -> list[float]:
@@ -92,7 +94,7 @@ def differences(one: Path, other: Path) -> list[float]:
     return [abs(a["loss"] - b["loss"]) / abs(a["loss"]) for a, b in pairs]
 
 
-def test_several_processes_learn_what_one_learns(play: Scenes, tmp_path: Path) -> None:
+def test_several_processes_learn_what_one_learns(play: Play, tmp_path: Path) -> None:
     long = (*TINY, "training.steps=100", "training.checkpoint_every=100")
     shares = [(2, "row"), (3, "table"), (4, "row"), (2, "table")]
     several = [scene(f"{size}-{way}", size, *long, f"parallel.sharding={way}") for size, way in shares]
@@ -122,23 +124,23 @@ VARIANTS = {
 }
 
 
-def test_every_kind_of_loss_is_that_of_one_process(play: Scenes, tmp_path: Path) -> None:
+def test_every_kind_of_loss_is_that_of_one_process(play: Play, tmp_path: Path) -> None:
     scenes = []
     for number, settings in enumerate(VARIANTS.values()):
         for size in (1, 3):
-            scenes.append(scene(f"{number}-{size}", size, *TINY, "training.steps=8", *settings))
+            scenes.append(scene(f"{number}-{size}", size, *TINY, "training.steps=6", *settings))
     checked(play(*scenes))
     for number, name in enumerate(VARIANTS):
         one, three = tmp_path / f"{number}-1", tmp_path / f"{number}-3"
         assert max(differences(one, three)) < 1e-5, name
         judged = [
-            [json.loads(line)["loss"] for line in (at / "runs/latest/events.jsonl").open() if "validated" in line]
-            for at in (one, three)
+            [json.loads(line)["loss"] for line in lines if "validated" in line]
+            for lines in ((at / "runs/latest/events.jsonl").read_text().splitlines() for at in (one, three))
         ]
         assert judged[0] == pytest.approx(judged[1], rel=1e-5)
 
 
-def test_rankers_learn_what_one_process_learns(play: Scenes, tmp_path: Path) -> None:
+def test_rankers_learn_what_one_process_learns(play: Play, tmp_path: Path) -> None:
     settings = ("training.steps=6", "model.dropout=0", "model.head.dropout=0", "training.device=cpu")
     settings = (*settings, "training.log_every=1", "training.num_threads=1")
     for recipe in ("finetune-late-last", "finetune-early"):
@@ -149,7 +151,7 @@ def test_rankers_learn_what_one_process_learns(play: Scenes, tmp_path: Path) -> 
             assert max(differences(tmp_path / names[1], tmp_path / names[size])) < 1e-5, (recipe, size)
 
 
-def test_coded_rows_change_the_loss_little_and_are_counted(play: Scenes, tmp_path: Path) -> None:
+def test_coded_rows_change_the_loss_little_and_are_counted(play: Play, tmp_path: Path) -> None:
     settings = (*TINY, "model.tables.dim=32", "model.width=128", "training.steps=40")
     precisions = {"fp8": 0.28, "int8": 0.28, "bf16": 0.52}
     scenes = [
@@ -172,55 +174,56 @@ def contents(folder: Path) -> dict[str, str]:
     return found
 
 
-SHORT = (*TINY, "training.steps=12", "training.checkpoint_every=4", "model.dropout=0.1", "parallel.timeout_s=20")
+SHORT = (*TINY, "training.steps=12", "training.checkpoint_every=4", "model.dropout=0.1", "parallel.timeout_s=30")
 INSTANTS = 20
+AGAIN = ("--resume", "auto")
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_a_killed_process_costs_nothing(part: int, play: Scenes, tmp_path: Path) -> None:
+def test_a_killed_process_costs_nothing(play: Play, tmp_path: Path) -> None:
     """One of two processes is killed at an instant; the other stops; both start again and end in the same bits."""
     (undisturbed,) = checked(play(scene("whole", 2, *SHORT)))
     expected = contents(tmp_path / "whole")
     total = min(undisturbed["communications"])
-    for number in range(part, INSTANTS, 4):
-        rank, at = number % 2, 1 + number * total // INSTANTS
-        name = f"killed-{number}"
-        again = ("--resume", "auto")
-        killed, resumed = play(
-            scene(name, 2, *SHORT, kill={"rank": rank, "at": at}), scene(name, 2, *SHORT, more=again)
-        )
+    instants = [(number % 2, 1 + number * total // INSTANTS) for number in range(INSTANTS)]
+    chains = [
+        [scene(f"{at}", 2, *SHORT, kill={"rank": rank, "at": at}), scene(f"{at}", 2, *SHORT, more=AGAIN)]
+        for rank, at in instants
+    ]
+    for (rank, at), (killed, resumed) in zip(instants, play(*chains, at_once=6), strict=True):
         assert killed["codes"][rank] == -9
         assert killed["codes"][1 - rank] == 75, killed["said"]
         assert f"process {rank} of 2" in killed["said"][1 - rank], killed["said"]
-        checked([resumed])
-        assert contents(tmp_path / name) == expected, (rank, at)
-        assert [line["step"] for line in metrics(tmp_path / name)] == list(range(1, 13))
+        assert resumed["codes"] == [0, 0], resumed["said"]
+        assert contents(tmp_path / f"{at}") == expected, (rank, at)
+        assert [line["step"] for line in metrics(tmp_path / f"{at}")] == list(range(1, 13))
 
 
-def test_a_run_goes_on_in_another_number_of_processes(play: Scenes, tmp_path: Path) -> None:
+def test_a_run_goes_on_in_another_number_of_processes(play: Play, tmp_path: Path) -> None:
     settings = (*TINY, "training.steps=20", "training.checkpoint_every=6")
-    kill = {"rank": 1, "at": 1}
-    (one,) = checked(play(scene("one", 1, *settings)))
-    (two,) = checked(play(scene("two", 2, *settings)))
-    kill["at"] = two["communications"][1] // 2
-    assert one["communications"] == [0] or one["communications"][0] >= 0
-    for size, way in ((3, "table"), (1, "row"), (4, "row")):
-        name = f"moved-{size}"
-        # How tables are divided does not decide the result, so a resumed run may choose again.
-        resumed = scene(name, size, *settings, f"parallel.sharding={way}", more=("--resume", "auto"))
-        killed, moved = play(scene(name, 2, *settings, kill=kill), resumed)
+    _, two = checked(play(scene("one", 1, *settings), scene("two", 2, *settings)))
+    kill = {"rank": 1, "at": two["communications"][1] // 2}
+    # How tables are divided does not decide the result, so a resumed run may choose again.
+    ways = [(3, "table"), (1, "row"), (4, "row")]
+    chains = [
+        [
+            scene(f"to-{size}", 2, *settings, kill=kill),
+            scene(f"to-{size}", size, *settings, f"parallel.sharding={way}", more=AGAIN),
+        ]
+        for size, way in ways
+    ]
+    for (size, _), (killed, moved) in zip(ways, play(*chains, at_once=3), strict=True):
         assert killed["codes"] == [75, -9], killed["said"]
-        checked([moved])
-        assert max(differences(tmp_path / "one", tmp_path / name)) < 1e-5, name
+        assert set(moved["codes"]) == {0}, moved["said"]
+        assert max(differences(tmp_path / "one", tmp_path / f"to-{size}")) < 1e-5, size
 
 
-def test_all_processes_stop_when_one_is_asked(play: Scenes, tmp_path: Path) -> None:
-    settings = (*TINY, "training.steps=400", "training.checkpoint_every=400")
+def test_all_processes_stop_when_one_is_asked(play: Play, tmp_path: Path) -> None:
+    settings = (*TINY, "training.steps=200", "training.checkpoint_every=200")
     stopped, resumed = play(
-        scene("stopped", 2, *settings, signal_after=5), scene("stopped", 2, *settings, more=("--resume", "auto"))
-    )
+        [scene("stopped", 2, *settings, signal_after=5), scene("stopped", 2, *settings, more=AGAIN)]
+    )[0]
     assert stopped["codes"] == [75, 75], stopped["said"]
     assert "the state is saved" in stopped["said"][0]
-    checked([resumed])
+    assert resumed["codes"] == [0, 0], resumed["said"]
     checked(play(scene("whole", 2, *settings)))
     assert contents(tmp_path / "stopped") == contents(tmp_path / "whole")

@@ -1,8 +1,10 @@
 """Runs `tackboard train` in several processes. This program imports torch and TorchRec once, and forks all processes.
 
-Argument: a JSON file with a list of scenes. A scene has the number of processes, the arguments of the command, and a
-folder in which it runs. With `kill`, process `rank` kills itself at its n-th communication. The last line of this
-program is JSON: the exit codes of the processes, and for each process the number of its communications.
+Arguments: a JSON file with a list of chains, and the number of chains to run at once. A chain is a list of scenes that
+run one after another. A scene has the number of processes, the arguments of the command, and a folder in which it runs.
+With `kill`, process `rank` kills itself at its n-th communication; with `signal_after`, the last process gets SIGTERM
+when the run has made this step. The last line of this program is JSON: for each scene the exit codes of the processes,
+the numbers of their communications, and what they said.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import os
 import signal
 import socket
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,35 +70,53 @@ def start(scene: dict[str, Any], rank: int, port: str, folder: Path) -> int:
         os._exit(99)
 
 
-def main(scenes: list[dict[str, Any]]) -> None:
-    results = []
-    for number, scene in enumerate(scenes):
+def play(chain: list[dict[str, Any]]) -> Iterator[dict[str, Any] | None]:
+    """Yields None while a scene runs, and its result when it has ended."""
+    for number, scene in enumerate(chain):
         folder = Path(scene["folder"]) / f"scene-{number}"
         folder.mkdir()
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = str(free.getsockname()[1])
         pids = [start(scene, rank, port, folder) for rank in range(scene["size"])]
-        if "signal_after" in scene:  # SIGTERM to one process, as soon as the run has made this step.
-            wait_for_step(Path(scene["folder"]), scene["signal_after"])
-            os.kill(pids[-1], signal.SIGTERM)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        codes: dict[int, int] = {}
+        is_asked = "signal_after" not in scene
+        while len(codes) < len(pids):
+            if not is_asked and has_made(Path(scene["folder"]), scene["signal_after"]):
+                os.kill(pids[-1], signal.SIGTERM)
+                is_asked = True
+            for pid in set(pids) - codes.keys():
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    codes[pid] = os.waitstatus_to_exitcode(status)
+            yield None
         counts = [folder / f"{rank}.count" for rank in range(scene["size"])]
-        results.append(
-            {
-                "codes": codes,
-                "communications": [int(path.read_text() or 0) if path.exists() else 0 for path in counts],
-                "said": [(folder / f"{rank}.txt").read_text(errors="replace") for rank in range(scene["size"])],
-            }
-        )
+        yield {
+            "codes": [codes[pid] for pid in pids],
+            "communications": [int(path.read_text() or 0) if path.exists() else 0 for path in counts],
+            "said": [(folder / f"{rank}.txt").read_text(errors="replace") for rank in range(scene["size"])],
+        }
+
+
+def main(chains: list[list[dict[str, Any]]], at_once: int) -> None:
+    results: list[list[dict[str, Any]]] = [[] for _ in chains]
+    waiting = list(enumerate(map(play, chains)))
+    running: list[tuple[int, Iterator[dict[str, Any] | None]]] = []
+    while waiting or running:
+        while waiting and len(running) < at_once:
+            running.append(waiting.pop(0))
+        for number, chain in list(running):
+            result = next(chain, "over")
+            if result == "over":
+                running.remove((number, chain))
+            elif isinstance(result, dict):
+                results[number].append(result)
+        time.sleep(0.01)
     print(json.dumps(results))
 
 
-def wait_for_step(folder: Path, step: int) -> None:
-    while True:
-        for path in folder.glob("runs/latest/metrics.jsonl"):
-            if path.read_text().count("\n") >= step:
-                return
+def has_made(folder: Path, step: int) -> bool:
+    return any(path.read_text().count("\n") >= step for path in folder.glob("runs/latest/metrics.jsonl"))
 
 
 if __name__ == "__main__":
-    main(json.loads(Path(sys.argv[1]).read_text()))
+    main(json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2]))
