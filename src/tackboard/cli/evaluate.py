@@ -189,7 +189,7 @@ def evaluate_run(
 def device_named(device: str) -> torch.device:
     """Returns the device that the option --device names."""
     from tackboard.core.errors import UsageError
-    from tackboard.train.execution import choose_device
+    from tackboard.train.devices import choose_device
 
     if device != "auto" and not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         raise UsageError(f"--device {device} is no device", allowed="allowed: auto, cpu, cuda")

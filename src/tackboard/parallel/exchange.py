@@ -26,7 +26,7 @@ from tackboard.parallel.training_world import TrainingWorld
 
 
 @dataclasses.dataclass(frozen=True)
-class SharedItems:
+class StepItems:
     """The items of all processes of a step, and the part of this process in them."""
 
     owned_O: torch.Tensor
@@ -71,7 +71,7 @@ class _Gather(torch.autograd.Function):
 
 def share_items(
     batch: SequenceBatch, counts_M: torch.Tensor, numbers: Sequence[int], world: TrainingWorld
-) -> tuple[SequenceBatch, torch.Tensor, SharedItems]:
+) -> tuple[SequenceBatch, torch.Tensor, StepItems]:
     """Tells the other processes the items of this process's batch, and learns theirs; all tensors are on the CPU.
 
     Returns the batch with the items that this process keeps, the position of each item of `batch` among the items of
@@ -98,7 +98,7 @@ def share_items(
     is_read_M = torch.zeros(len(batch.item_ids), dtype=torch.bool).index_fill(0, batch.items, True)
     kept = (is_owned_M | is_read_M).nonzero().squeeze(1)
     new_place_M = torch.zeros(len(batch.item_ids), dtype=torch.int64).index_copy(0, kept, torch.arange(len(kept)))
-    shared = SharedItems(
+    shared = StepItems(
         owned_O=is_owned_M[kept].nonzero().squeeze(1),
         # An owner lists its items in ascending order, as the items of the step are.
         order_G=torch.argsort(torch.argsort(owner_G, stable=True)),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from tackboard.parallel.sharded_tables import plan_of
 from tackboard.parallel.table_plan import balance_report
 from tackboard.parallel.training_world import ALONE, TrainingWorld
 from tackboard.train.config import RunConfig
-from tackboard.train.execution import choose_device
+from tackboard.train.devices import choose_device
 from tackboard.train.optimizers import check_multipliers
 from tackboard.train.start import check_start
 
@@ -97,19 +98,7 @@ def estimate_run(
             "this machine": (total_memory_bytes(), least),
             "its GPU": (torch.cuda.get_device_properties(device).total_memory, memory),
         }
-    for place, (there, needed) in places.items():
-        if needed > there:
-            raise UsageError(
-                f"the model needs {shown_bytes(needed)}",
-                allowed=f"{place} has {shown_bytes(there)}",
-                fix="lower model.tables.num_rows or model.tables.dim, or set model.tables.storage to fp16",
-            )
-    if surely_new * least > free_disk:
-        raise UsageError(
-            f"checkpoints need {shown_bytes(surely_new * least)}",
-            allowed=f"{runs} has {shown_bytes(free_disk)} free",
-            fix="free some space, or choose another --runs",
-        )
+    _check_room(places, surely_new * least, free_disk, runs)
     if num_kept * checkpoint > free_disk:
         needed = f"{num_kept} checkpoints may need up to {shown_bytes(num_kept * checkpoint)}"
         say(f"warning: {needed}, and {runs} has {shown_bytes(free_disk)} free")
@@ -133,6 +122,23 @@ def estimate_run(
             math.log(max(2, len(source.catalogue) if config.data.batch_type is SequenceBatch else 2)), 2
         ),
     }
+
+
+def _check_room(places: Mapping[str, tuple[int, int]], least_on_disk: int, free_disk: int, runs: Path) -> None:
+    """Raises UsageError if memory or disk are surely too small. `places` holds (bytes there, bytes needed) by name."""
+    for place, (there, needed) in places.items():
+        if needed > there:
+            raise UsageError(
+                f"the model needs {shown_bytes(needed)}",
+                allowed=f"{place} has {shown_bytes(there)}",
+                fix="lower model.tables.num_rows or model.tables.dim, or set model.tables.storage to fp16",
+            )
+    if least_on_disk > free_disk:
+        raise UsageError(
+            f"checkpoints need {shown_bytes(least_on_disk)}",
+            allowed=f"{runs} has {shown_bytes(free_disk)} free",
+            fix="free some space, or choose another --runs",
+        )
 
 
 def _check(model: nn.Module, config: RunConfig, source: SequenceSource, *, is_resumed: bool) -> None:

@@ -48,7 +48,7 @@ from tackboard.parallel.sharded_tables import ShardedTables, shard_tables
 from tackboard.parallel.training_world import ALONE, TrainingWorld
 from tackboard.train.compilation import CompilationWatch
 from tackboard.train.config import RunConfig, config_to_json
-from tackboard.train.execution import choose_device, shall_compile, shall_pad, shall_replay
+from tackboard.train.devices import choose_device, shall_compile, shall_pad, shall_replay
 from tackboard.train.guard import Guard
 from tackboard.train.optimizers import Optimizers
 from tackboard.train.resume import newest_checkpoint
@@ -93,29 +93,7 @@ class Trainer:
         self.source = source
         self.world = world
         self.device = choose_device(config.training.device) if world.is_alone else world.device
-        if self.device.type == "cpu":
-            keep_freed_memory()
-        precision = config.training.precision
-        self.is_half = precision == "bf16" or (precision == "auto" and self.device.type == "cuda")
-        # Beside a GPU, tensors on the CPU are small, and starting more threads would take longer than the work itself.
-        has_cores = self.device.type == "cpu" and world.is_alone  # The processes of a host share its cores.
-        self.num_threads = config.training.num_threads or (usable_cores() if has_cores else 1)
-        torch.set_num_threads(self.num_threads)
-        torch.use_deterministic_algorithms(self.device.type == "cpu")
-        torch.manual_seed(config.seed)
-        # The processes of a world make their parts of the tables in `shard_tables`.
-        with rows_on(self.device if world.is_alone else "meta"):
-            model = build_model(config.model, source.vocabulary)
-        sharded = {} if world.is_alone else _shared_among(model, config, world)
-        self.model: Any = model.to(self.device)
-        self.is_compiled = shall_compile(config.training.compile, self.device)
-        self.watch: CompilationWatch | None = None
-        if self.is_compiled:
-            compile_parts(self.model)
-            self.watch = CompilationWatch(self.model)
-        self.pads = world.is_alone and shall_pad(
-            config.training.pad_shapes, self.model, self.device, is_compiled=self.is_compiled
-        )
+        sharded = self._make_model()
         self.has_state_beyond_parameters = len(self.model.state_dict()) > sum(
             1 for _ in self.model.named_parameters(remove_duplicate=False)
         )
@@ -128,15 +106,7 @@ class Trainer:
         self.replay = StepReplay(self._compute, self.optimizers.recording) if is_replayed else None
         self.on_checkpoint = on_checkpoint
         self.guard = Guard(config.guard, self.device)
-        tables, place = config.model.tables, {"rank": world.rank, "world_size": world.size}
-        self.steps: NumberedSteps[Any] = steps or config.data.steps(source, tables, config.seed, quiet=quiet, **place)
-        self.batches: NumberedSteps[Any] | ClusterSteps = self.steps
-        if config.data.ray_address:
-            self.batches = ClusterSteps(self.steps, config.data.ray_address)  # type: ignore[arg-type]
-        self.validation = Validation(config.training.patience)
-        self.judges: NumberedSteps[Any] | None = None
-        if config.training.validate_every:
-            self.judges = config.data.steps(source, tables, config.seed, part="validation", quiet=quiet, **place)
+        self._open_steps(steps, quiet=quiet)
         self.store = CheckpointStore(run.checkpoints)
         self.saver = Saver(
             *(self.model, self.optimizers, self.store, run),
@@ -146,7 +116,11 @@ class Trainer:
         )
         self._verified = checkpoint
         self.started_from: dict[str, Any] = {}  # The run, step and snapshot from which the first parameters came.
-        for warning in [*config.warnings(), *_shared_rows(tables, source), *_batch_norms(self.model, config)]:
+        for warning in [
+            *config.warnings(),
+            *_shared_rows(config.model.tables, source),
+            *_batch_norms(self.model, config),
+        ]:
             say(f"warning: {warning}")
         self.step = 0
         self.num_made = 0
@@ -172,6 +146,49 @@ class Trainer:
         """Tokens per second of this process. The time includes loading, checkpoints and steps that were rolled back."""
         self.began = 0.0
         """Time (`time.perf_counter`) at which this process was ready to make its first step."""
+
+    def _make_model(self) -> dict[str, ShardedTables]:
+        """Sets torch up and makes the model. Returns the tables that several processes share, by module name."""
+        if self.device.type == "cpu":
+            keep_freed_memory()
+        precision = self.config.training.precision
+        self.is_half = precision == "bf16" or (precision == "auto" and self.device.type == "cuda")
+        # Beside a GPU, tensors on the CPU are small, and starting more threads would take longer than the work itself.
+        has_cores = self.device.type == "cpu" and self.world.is_alone  # The processes of a host share its cores.
+        self.num_threads = self.config.training.num_threads or (usable_cores() if has_cores else 1)
+        torch.set_num_threads(self.num_threads)
+        torch.use_deterministic_algorithms(self.device.type == "cpu")
+        torch.manual_seed(self.config.seed)
+        # The processes of a world make their parts of the tables in `shard_tables`.
+        with rows_on(self.device if self.world.is_alone else "meta"):
+            model = build_model(self.config.model, self.source.vocabulary)
+        sharded = {} if self.world.is_alone else _shared_among(model, self.config, self.world)
+        self.model: Any = model.to(self.device)
+        self.is_compiled = shall_compile(self.config.training.compile, self.device)
+        self.watch: CompilationWatch | None = None
+        if self.is_compiled:
+            compile_parts(self.model)
+            self.watch = CompilationWatch(self.model)
+        self.pads = self.world.is_alone and shall_pad(
+            self.config.training.pad_shapes, self.model, self.device, is_compiled=self.is_compiled
+        )
+        return sharded
+
+    def _open_steps(self, steps: NumberedSteps[Any] | None, *, quiet: bool) -> None:
+        """Opens the numbered steps of training and of validation, or this process's share of them."""
+        tables, place = self.config.model.tables, {"rank": self.world.rank, "world_size": self.world.size}
+        self.steps: NumberedSteps[Any] = steps or self.config.data.steps(
+            self.source, tables, self.config.seed, quiet=quiet, **place
+        )
+        self.batches: NumberedSteps[Any] | ClusterSteps = self.steps
+        if self.config.data.ray_address:
+            self.batches = ClusterSteps(self.steps, self.config.data.ray_address)  # type: ignore[arg-type]
+        self.validation = Validation(self.config.training.patience)
+        self.judges: NumberedSteps[Any] | None = None
+        if self.config.training.validate_every:
+            self.judges = self.config.data.steps(
+                self.source, tables, self.config.seed, part="validation", quiet=quiet, **place
+            )
 
     def train(self, *, quiet: bool = False) -> None:
         """Trains to the last step. Raises DivergedError, Preempted (with the state saved), or any other error."""

@@ -29,7 +29,7 @@ from tackboard.bench.report import where_and_when
 from tackboard.bench.turns import Neighbours, judged
 from tackboard.core.machine import usable_cores
 from tackboard.core.progress import say
-from tackboard.train.execution import choose_device
+from tackboard.train.devices import choose_device
 from tackboard.train.start import open_source
 
 PUBLISHED = {"serving": 7.0, "training": 3.0}

@@ -33,7 +33,7 @@ from tackboard.data.request_layout import read_requests
 from tackboard.evaluation.labelled_requests import TOP
 from tackboard.events.dataset import open_dataset
 from tackboard.flow.jobs import JobReport, JobRunner
-from tackboard.train.execution import choose_device
+from tackboard.train.devices import choose_device
 
 KEPT = "places"
 """The file of kept results ends with `_places.npz`."""

@@ -52,7 +52,7 @@ from tackboard.metrics.ranks import RankingMetrics
 from tackboard.models.interface import build_model
 from tackboard.models.stored_parameters import load_parameters
 from tackboard.train.config import RunConfig, config_to_json, features_for
-from tackboard.train.execution import choose_device
+from tackboard.train.devices import choose_device
 from tackboard.train.trainer import Trainer
 
 CUTOFFS = (10, 50, 200)

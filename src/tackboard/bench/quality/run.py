@@ -27,7 +27,7 @@ from tackboard.bench.quality.study_plan import Options, StudyContext, StudyPlan,
 from tackboard.bench.report import where_and_when
 from tackboard.core.errors import DataError, UsageError
 from tackboard.flow.jobs import JobReport, JobRunner
-from tackboard.train.execution import choose_device
+from tackboard.train.devices import choose_device
 
 
 def measure(

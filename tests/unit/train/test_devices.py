@@ -13,19 +13,19 @@ from tackboard.core.errors import UsageError
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.models.pinfm import PinFMConfig
 from tackboard.models.sequential import SequentialConfig
-from tackboard.train import execution
+from tackboard.train import devices
 from tackboard.train.config import RunConfig
-from tackboard.train.execution import choose_device, shall_compile, shall_pad, shall_replay
+from tackboard.train.devices import choose_device, shall_compile, shall_pad, shall_replay
 
 Config = Callable[..., RunConfig]
 
 
 def test_choosing_a_device(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(execution, "has_nvidia_driver", lambda: False)
+    monkeypatch.setattr(devices, "has_nvidia_driver", lambda: False)
     assert choose_device("auto") == choose_device("cpu") == torch.device("cpu")
     assert not capsys.readouterr().err
-    monkeypatch.setattr(execution, "has_nvidia_driver", lambda: True)
+    monkeypatch.setattr(devices, "has_nvidia_driver", lambda: True)
     assert choose_device("auto") == choose_device("cpu") == torch.device("cpu")
     assert capsys.readouterr().err.count("torch sees no GPU, so the CPU is used") == 1, (
         "not where the CPU was asked for"
