@@ -175,8 +175,12 @@ def shard_tables(model: nn.Module, world: TrainingWorld, parallel: ParallelConfi
     return sharded
 
 
-def plan_of(model: nn.Module, world: TrainingWorld, parallel: ParallelConfig) -> ShardPlan:
-    """Returns the division of a model's tables. Raises UsageError in all processes if one has too little memory."""
+def plan_of(model: nn.Module, world: TrainingWorld, parallel: ParallelConfig, *, items_per_step: int = 0) -> ShardPlan:
+    """Returns the division of a model's tables. Raises UsageError in all processes if one has too little memory.
+
+    `items_per_step` is the largest number of items that a step looks up, in all processes, if the plan shall say how
+    many rows each process gives out.
+    """
     return plan_tables(
         {name: _config_of(module) for name, module in table_modules(model).items()},
         parallel.sharding,
@@ -184,6 +188,7 @@ def plan_of(model: nn.Module, world: TrainingWorld, parallel: ParallelConfig) ->
         local_size=world.local_size,
         device_type=world.device.type,
         memory_bytes=world.gather(process_memory_bytes(world.device, world.local_size)),
+        items_per_step=items_per_step,
     )
 
 

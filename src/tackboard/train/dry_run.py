@@ -64,7 +64,9 @@ def estimate_run(
         model = build_model(config.model, source.vocabulary)
     _check(model, config, source, is_resumed=is_resumed)
     if not world.is_alone:
-        for line in balance_report(plan_of(model, world, config.parallel)).lines():
+        most_items = config.data.tokens_per_step + getattr(config.data, "uniform_negatives", 0)
+        plan = plan_of(model, world, config.parallel, items_per_step=most_items)
+        for line in balance_report(plan).lines():
             say(line)
     tables = table_parameter_names(model)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
