@@ -155,14 +155,20 @@ def test_coded_rows_change_the_loss_little_and_are_counted(play: Play, tmp_path:
     settings = (*TINY, "model.tables.dim=32", "model.width=128", "training.steps=40")
     precisions = {"fp8": 0.28, "int8": 0.28, "bf16": 0.52}
     scenes = [
-        scene(name, 2, *settings, f"parallel.forward_precision={name}", f"parallel.backward_precision={name}")
+        scene(
+            *(name, 2, *settings, f"parallel.forward_precision={name}", f"parallel.backward_precision={name}"),
+            more=("--json",),
+        )
         for name in precisions
     ]
     results = checked(play(scene("fp32", 2, *settings), *scenes))
     for name, result in zip(precisions, results[1:], strict=True):
         assert max(differences(tmp_path / "fp32", tmp_path / name)) < 0.01, name
-        wire = next(line for line in result["said"][0].splitlines() if line.strip().startswith("wire"))
-        assert float(wire.split("'share': ")[1].rstrip("}")) <= precisions[name], wire
+        told = json.loads(result["said"][0].splitlines()[-1])
+        assert told["wire"]["share"] <= precisions[name], told["wire"]
+        for process in told["balance"]["processes"]:
+            assert process["measured_lookups_per_step"] > 0 and process["measured_ms_per_step"] > 0
+        assert not result["said"][1], "only process 0 speaks"
 
 
 def contents(folder: Path) -> dict[str, str]:

@@ -75,6 +75,7 @@ def _run(
     from tackboard.checkpoint.store import CheckpointStore, find_checkpoint
     from tackboard.core.rundir import RunDirectory
     from tackboard.parallel.agreement import check_agreement, run_facts
+    from tackboard.parallel.sharded_tables import measured_balance
     from tackboard.train.config import config_to_json
     from tackboard.train.resume import newest_checkpoint
     from tackboard.train.start import open_source
@@ -109,7 +110,9 @@ def _run(
     if is_new:
         run.write(config_to_json(config))
     code_file = _trust_own_code(config)
+    busy_s = -time.process_time()
     trainer.train()
+    busy_s += time.process_time()
     result: dict[str, Any] = {
         "run": str(run.path),
         "status": run.status,
@@ -122,8 +125,11 @@ def _run(
         **footprint(trainer.model, trainer.optimizers, find_checkpoint(run.path), world),
         "features": source.features.reads(),
         "trimming": dict(source.trimming),
-        **({} if world.is_alone else {"processes": world.size, "wire": trainer.optimizers.wire()}),
     }
+    if not world.is_alone:
+        result |= {"processes": world.size, "wire": trainer.optimizers.wire()}
+        balance = measured_balance(trainer.sharded, world, trainer.num_made, busy_s)
+        result |= {"balance": balance and dataclasses.asdict(balance)}
     if fast_dev_run and world.is_first:
         result |= _after_training(run, source.dataset, code_file)
     return result
@@ -236,6 +242,11 @@ def _report(result: dict[str, Any], json_output: bool) -> None:
         trimming, left = result["trimming"], ", ".join(result["trimming"]["skipped"]) or "nothing"
         saved = f"not read: {left}; {trimming['bytes_saved'] / 1e6:.1f} MB saved"
         result = result | {"features": ", ".join(result["features"]), "trimming": saved}
+    if balance := result.pop("balance", None):
+        result["busy_ms_per_step"] = [round(process["measured_ms_per_step"], 1) for process in balance["processes"]]
+        result["lookups_per_step"] = [round(process["measured_lookups_per_step"]) for process in balance["processes"]]
+        wire = result["wire"]
+        result["wire"] = f"{wire['payload_bytes'] / 1e6:.1f} MB sent by process 0, {wire['share']:.1%} of fp32"
     for key, value in result.items():
         shown = round(value, 4) if isinstance(value, float) else value
         typer.echo(f"{key:>20}  {f'{shown:,}' if isinstance(value, int) else shown}")

@@ -20,6 +20,7 @@ Shapes: M distinct items, k hash functions, D width of the concatenation, R rows
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -31,7 +32,15 @@ from tackboard.models.table_pieces import Piece
 from tackboard.models.tables import STORAGES, HashedTables, TableConfig, table_modules
 from tackboard.ops.fresh_rows import FreshRows
 from tackboard.parallel.config import ParallelConfig
-from tackboard.parallel.table_plan import ShardPlan, plan_tables, plan_warnings, process_memory_bytes, torchrec_plan
+from tackboard.parallel.table_plan import (
+    BalanceReport,
+    ShardPlan,
+    balance_report,
+    plan_tables,
+    plan_warnings,
+    process_memory_bytes,
+    torchrec_plan,
+)
 from tackboard.parallel.training_world import TrainingWorld
 from tackboard.parallel.wire import WireCounter, codecs, id_type
 
@@ -46,6 +55,8 @@ class ShardedTables(nn.Module):
         self, name: str, plan: ShardPlan, fresh: FreshRows, world: TrainingWorld, parallel: ParallelConfig
     ) -> None:
         super().__init__()
+        self.plan = plan
+        """The division of all tables of the model."""
         self.config = config = plan.tables[name]
         self.num_hashes, self.num_rows, self.dim = config.num_hashes, config.num_rows, config.dim
         self.fresh = fresh
@@ -173,6 +184,23 @@ def shard_tables(model: nn.Module, world: TrainingWorld, parallel: ParallelConfi
                     setattr(owner, attribute, tables)
         sharded[name] = tables
     return sharded
+
+
+def measured_balance(
+    tables: Mapping[str, ShardedTables], world: TrainingWorld, num_steps: int, busy_s: float
+) -> BalanceReport | None:
+    """Returns what each process holds and did in `num_steps` steps. All processes call this; None if there is no table.
+
+    Lookups are the rows that a process gave to the processes, itself included. `busy_s` is the CPU time of this
+    process: a process that waits for another one is not busy.
+    """
+    if not tables or not num_steps:
+        return None
+    rows = sum(table.wire.traffic["forward"].rows for table in tables.values())
+    found = world.gather((rows / num_steps, 1000 * busy_s / num_steps))
+    lookups, busy_ms = zip(*found, strict=True)
+    plan = next(iter(tables.values())).plan
+    return balance_report(plan, measured_lookups_per_step=lookups, measured_ms_per_step=busy_ms)
 
 
 def plan_of(model: nn.Module, world: TrainingWorld, parallel: ParallelConfig, *, items_per_step: int = 0) -> ShardPlan:

@@ -93,13 +93,14 @@ class Trainer:
         self.source = source
         self.world = world
         self.device = choose_device(config.training.device) if world.is_alone else world.device
-        sharded = self._make_model()
+        self.sharded = self._make_model()
+        """The tables that several processes share, by module name."""
         self.has_state_beyond_parameters = len(self.model.state_dict()) > sum(
             1 for _ in self.model.named_parameters(remove_duplicate=False)
         )
         """Whether the model has state other than its parameters, for example streaming frequencies."""
         self.optimizers = Optimizers(
-            self.model, config.optimizer, config.training.steps, seed=config.seed, sharded=sharded
+            self.model, config.optimizer, config.training.steps, seed=config.seed, sharded=self.sharded
         )
         self.gradients = None if world.is_alone else GradientSum(list(self.optimizers.dense.values()), world)
         is_replayed = shall_replay(config.training.cuda_graphs, self.model, self.device, pads=self.pads)
