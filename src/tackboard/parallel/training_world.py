@@ -36,6 +36,8 @@ class TrainingWorld:
     device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
     host_group: Any = None
     """The group for objects and numbers on the CPU (gloo); None if the process is alone."""
+    feed_group: Any = None
+    """A second such group beside a GPU, where another thread prepares batches while this one trains."""
     store: Any = None
     """The store in which processes leave notes for each other (meeting.py); None if the process is alone."""
     peers: tuple[Peer, ...] = ()
@@ -76,6 +78,10 @@ class TrainingWorld:
         found = [torch.empty_like(padded) for _ in range(self.size)]
         distributed.all_gather(found, padded, group=self._group_of(tensor))
         return [part[:length] for part, length in zip(found, lengths, strict=True)]
+
+    def for_feeding(self) -> TrainingWorld:
+        """Returns the same world for the thread that prepares batches. Two threads may not use one group at a time."""
+        return self if self.feed_group is None else dataclasses.replace(self, host_group=self.feed_group)
 
     def _group_of(self, tensor: torch.Tensor) -> Any:
         """Returns the group that carries a tensor; None means torch's default group."""

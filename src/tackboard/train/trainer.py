@@ -523,7 +523,7 @@ class Trainer:
 def _shared_among(model: torch.nn.Module, config: RunConfig, world: TrainingWorld) -> dict[str, ShardedTables]:
     """Divides the tables of a model among the processes of a world, and lets its loss share items if it can."""
     if hasattr(model, "share_items"):
-        model.share_items = functools.partial(share_items, world=world)  # type: ignore[assignment]
+        model.share_items = functools.partial(share_items, world=world.for_feeding())  # type: ignore[assignment]
     return shard_tables(model, world, config.parallel)
 
 
