@@ -73,7 +73,7 @@ class ScoredCandidates:
 def all_scores(model: Any, batch: RequestBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
     """Returns the model's scores [C], and the scores of each action for which the model has a head."""
     heads = model.scores_by_action(batch) if callable(getattr(model, "scores_by_action", None)) else {}
-    can_combine = heads and callable(getattr(model, "score_of_actions", None))  # Then the model runs only once.
+    can_combine = heads and callable(getattr(model, "score_of_actions", None))  # If so, the model runs only once.
     scores = model.score_of_actions(heads) if can_combine else model.scores(batch)
     return scores, {name: head for name, head in heads.items() if name}
 
@@ -193,7 +193,8 @@ def evaluate_requests(
 ) -> dict[str, Any]:
     """Returns the metrics of the model and of the item means for each label. The item means come from `training`.
 
-    If `item_time` names a time attribute of the items, `ages` holds HIT@3 by item age, in the order of `rows`.
+    If `item_time` names a time attribute of the items, the entry `ages` of the result holds HIT@3 by item age, in the
+    order of the entry `rows`.
     """
     if item_time:  # A wrong name is refused before the requests are scored.
         age_slices(steps.source.dataset, item_time, np.zeros(0, np.int64), np.zeros(0, np.int64))

@@ -504,9 +504,8 @@ def _constant_type(value: Any) -> FeatureType:
         return INT
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise TypeClash(
-                f"{value} is not a finite number", allowed="give a finite number; missing values need .fill_missing(…)"
-            )
+            allowed = "give a finite number; to handle missing values, use .fill_missing(…)"
+            raise TypeClash(f"{value} is not a finite number", allowed=allowed)
         return FLOAT
     if isinstance(value, str):
         return STRING

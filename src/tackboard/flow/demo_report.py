@@ -27,8 +27,10 @@ ORACLE = (
 STEP_TONES: dict[str, Tone] = {BASELINE: "soft", RANKER: "strong", FINETUNED: "accent"}
 STEP_WORDS = {
     BASELINE: "the mean label of an item in training; this mean is the same for every user",
-    RANKER: "a model of the user's newest events, the features and tables of items, trained on the requests alone",
-    FINETUNED: "the same ranker with the pretrained PinFM, which is trained further at a tenth of the learning rate",
+    RANKER: "a model that reads the user's newest events and the features, and has tables of items; it is trained on "
+    "the requests alone",
+    FINETUNED: "the same ranker with the pretrained PinFM; here PinFM is trained further, at a tenth of the ranker's "
+    "learning rate",
 }
 NUM_SMOOTHED = 25
 HASH_DIGITS = 12
@@ -214,26 +216,28 @@ def _add_lift(section: Section, outcome: Outcome) -> None:
     rules = outcome.stages["requests"].require("rules")
     section.text(
         f"A ranker scores the candidates of a request. The log does not say what was shown, so "
-        f"{made['requests']:,} requests were made from it: the newest {rules['per_user']} events of each user on new "
-        "items give one request each. An item is new if the user had no earlier event with it. The candidates of a "
-        f"request are the event's item and up to {rules['candidates']} other items. Other users chose these other "
-        "items in the same hour, and the user never chose them. Items with more events in this hour are more likely to "
-        "be drawn as other items, so popularity alone does not tell which candidate the user chose. The label “next” "
-        "is 1 for the item that the user chose. The label “save” is 1 for this item if the user saved it."
+        f"{made['requests']:,} requests were made from it: from each user's events on new items, the newest "
+        f"{rules['per_user']} are taken, and each of them gives one request. An item is new if the user "
+        "had no earlier event with it. The candidates of a request are the event's item and up to "
+        f"{rules['candidates']} other items. Other users chose these other items in the same hour, and the user "
+        "never chose them. Items with more events in this hour are more likely to be drawn as other items, so "
+        "popularity alone does not tell which candidate the user chose. The label “next” is 1 for the item that the "
+        "user chose. The label “save” is 1 for this item if the user saved it."
     )
     section.text(
-        "Protocol: one user in five was held out of pretraining and of both rankers. The requests of these "
-        f"{judged.require('num_users'):,} users, with {judged.require('num_candidates'):,} candidates, judge all "
-        "three methods. "
+        "Protocol: one user in five was held out of pretraining and of both rankers. All three methods (the item's "
+        "mean label, the ranker without PinFM and the ranker with PinFM) are judged on the requests of these "
+        f"{judged.require('num_users'):,} users, which have {judged.require('num_candidates'):,} candidates in all. "
         f"Both rankers take {outcome.stages['finetune'].require('step'):,} steps on the same requests. The ranker "
         "without PinFM learns about items from these requests alone. The other ranker also has what PinFM learned "
         "about items in pretraining, from the histories of the users who were not held out."
     )
     section.text(
-        "HIT@3 counts the requests that have a candidate with the label. It is the share of these requests in which "
-        "such a candidate is among the first three; ties count against the method. AUC counts pairs of two candidates: "
-        "the first has the label, and the second does not. It is the share of these pairs in which the first scores "
-        "higher; a tie counts half. NE is the log-loss, divided by that of a constant prediction: below 1 is better."
+        "HIT@3 considers only the requests that have a candidate whose label is 1. It is the share of these requests "
+        "in which such a candidate is among the first three; ties count against the method. AUC counts pairs of two "
+        "candidates: the label of the first is 1, and the label of the second is 0. It is the share of these pairs in "
+        "which the first scores higher; a tie counts half. NE is the log-loss, divided by that of a constant "
+        "prediction: below 1 is better."
     )
     lift = outcome.lift
     section.chart(
@@ -325,7 +329,8 @@ def _add_features(section: Section, outcome: Outcome) -> None:
         f"The server logged the features that it served. They were computed again in batch from the dataset, from what "
         f"had been received before each request. Of {replayed.require('num_values'):,} values in "
         f"{replayed.require('num_compared'):,} requests, {replayed.require('num_mismatches'):,} differ in at least one "
-        f"bit. {replayed.require('num_late'):,} requests were made before some earlier event had been received."
+        f"bit. For {replayed.require('num_late'):,} requests, some event had happened before the request but was "
+        "received only after it."
     )
     section.text(
         f"Training the ranker read these columns into memory: {', '.join(trimming['read'])} "

@@ -99,8 +99,9 @@ SOURCES = {
             name="kakao-brunch",
             rules={"candidates": 100, "since_ms": 1_550_793_600_000, "per_user": 2, "seed": 19},
             quick_stride=600,
-            note="Requests are reads since 2019-02-22. The age of an article is the time since it was first read, a "
-            "proxy for its birth. Content vectors come from the co-engagement graph of earlier reads.",
+            note="Each request is the reading of an article on or after 2019-02-22. The age of an article is the time "
+            "since it was first read; this first reading stands in for the article's birth. Content vectors come from "
+            "the co-engagement graph of earlier reads.",
         ),
     )
 }
@@ -173,7 +174,8 @@ def _with_vectors(
 
 
 def pretraining_ends(source: FinetuneSource, path: Path) -> Indices:
-    """Returns how many of each user's first events are for pretraining [U], for the dataset with requests at `path`."""
+    """Returns an array [U]: for each user, how many of the user's first events are for pretraining. `path` is the
+    dataset with requests."""
     dataset, offsets = open_dataset(path, verify=False), user_offsets(path)
     events = dataset.read_events(["user_id", "time_ms"])
     times, owners = numpy_column(events, "time_ms"), np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))

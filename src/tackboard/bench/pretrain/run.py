@@ -230,7 +230,7 @@ def rival_figures(
     for run in runs:
         if "failed" in run:
             return {"failed": run["failed"]}
-        # A loss that is not a number is not equal either.
+        # A loss that is NaN also counts as different from our first loss.
         if first_loss is not None and not abs(run["first_loss"] - first_loss) <= RIVAL_TOLERANCE * abs(first_loss):
             return {"failed": f"its first loss is {run['first_loss']}, ours is {first_loss}"}
     keys = ("wall_ms", "cpu_ms", "tokens_per_s", "peak_bytes")

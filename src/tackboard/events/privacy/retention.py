@@ -74,7 +74,7 @@ class Retained:
 
 
 def retain(dataset: Dataset, days: float | None = None, *, now_ms: int | None = None) -> Retained:
-    """Makes the next snapshot from `dataset`, the newest snapshot, and points `latest` at the new snapshot.
+    """Makes the next snapshot from `dataset`, which is the newest snapshot. Points `latest` at the new snapshot.
 
     Leaves out the users on the dataset's list of forgotten users. With `days`, also leaves out the events, impressions
     and requests that are more than `days` older than the newest event. Events more than a day after `now_ms` (by

@@ -89,8 +89,8 @@ def join_values(parts: Sequence[Values]) -> Values:
 
 
 def join(parts: Sequence[Columns]) -> dict[str, Values]:
-    """Puts parts one after another: each column of the result joins the columns of this name. All parts have the same
-    columns."""
+    """Puts parts one after another: each column of the result joins the columns that have the same name in the
+    parts. All parts have the same columns."""
     return {name: join_values([part[name] for part in parts]) for name in parts[0]}
 
 

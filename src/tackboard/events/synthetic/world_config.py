@@ -82,7 +82,8 @@ class WorldConfig:
     repeat_probability: float = 0.07
     """Chance that an event repeats one of the user's recent items, if at least one recent event was not a hide."""
     link_probability: float = 0.45
-    """Chance that an event follows a link: only inside a session, not after a hide, and to an item already born."""
+    """Chance that an event follows a link. This is possible only inside a session, not after a hide, and only if the
+    link leads to an item that is already born."""
     explore_probability: float = 0.12
     """Chance that an event explores. To explore means to draw the item from all topics, by popularity.
 

@@ -57,7 +57,7 @@ def test_kakao_brunch_from_files_to_tables(fake_brunch: Path, tmp_path: Path) ->
     assert result["num_cells"] == len(finetune_study.plan(FinetuneOptions(dataset="kakao-brunch", quick=True)).cells)
     titles = " ".join(part["title"] for part in result["table"]["sections"] if part["rows"])
     assert all(words in titles for words in ("Ways to use PinFM", "Cold start", "Does pretraining pay"))
-    assert "a proxy for its birth" in " ".join(report(result).words)
+    assert "stands in for the article's birth" in " ".join(report(result).words)
 
 
 def test_movielens_from_files_to_tables(
