@@ -64,10 +64,7 @@ def estimate_run(
         model = build_model(config.model, source.vocabulary)
     _check(model, config, source, is_resumed=is_resumed)
     if not world.is_alone:
-        most_items = config.data.tokens_per_step + getattr(config.data, "uniform_negatives", 0)
-        plan = plan_of(model, world, config.parallel, items_per_step=most_items)
-        for line in balance_report(plan).lines():
-            say(line)
+        _print_division(model, config, world)
     tables = table_parameter_names(model)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     num_table = sum(size for name, size in sizes.items() if name in tables)
@@ -92,7 +89,7 @@ def estimate_run(
     num_kept = KEPT_CHECKPOINTS + bool(config.training.validate_every)
     surely_new = 1 if is_resumed else num_kept  # The older checkpoints of a resumed run are on the disk already.
     free_disk = shutil.disk_usage(_existing(runs)).free
-    # The dense part of a model for a GPU is first made in the machine's memory; tables are made on the GPU.
+    # A GPU's dense part is first made in the machine's memory; tables are made on the GPU.
     host, places = memory, {"this machine": (total_memory_bytes(), memory)}
     if device.type == "cuda":
         host = least
@@ -124,6 +121,14 @@ def estimate_run(
             math.log(max(2, len(source.catalogue) if config.data.batch_type is SequenceBatch else 2)), 2
         ),
     }
+
+
+def _print_division(model: nn.Module, config: RunConfig, world: TrainingWorld) -> None:
+    """Prints what each process would hold, and how many rows it would give out in a step."""
+    most_items = config.data.tokens_per_step + getattr(config.data, "uniform_negatives", 0)
+    plan = plan_of(model, world, config.parallel, items_per_step=most_items)
+    for line in balance_report(plan).lines():
+        say(line)
 
 
 def _check_room(places: Mapping[str, tuple[int, int]], least_on_disk: int, free_disk: int, runs: Path) -> None:
