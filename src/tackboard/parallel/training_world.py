@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -93,6 +94,17 @@ class TrainingWorld:
         """Returns when every process has come here."""
         if not self.is_alone:
             distributed.barrier(group=self.host_group)
+
+    def for_another_thread(self) -> TrainingWorld:
+        """Returns the same processes with connections of their own. All processes call this together.
+
+        Two threads that talk over the same connections do so in an order that differs between processes, and each would
+        get what is meant for the other.
+        """
+        if self.is_alone:
+            return self
+        group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout_s))
+        return dataclasses.replace(self, host_group=group)
 
     @contextlib.contextmanager
     def first_before_others(self) -> Iterator[None]:

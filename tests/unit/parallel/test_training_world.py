@@ -13,7 +13,8 @@ def test_a_process_that_is_alone_gets_back_what_it_gives() -> None:
     assert ALONE.is_alone and ALONE.is_first
     assert ALONE.sum_(tensor) is tensor
     assert ALONE.gather("a") == ["a"]
-    assert ALONE.gather_tensors(tensor) == [tensor]
+    assert ALONE.gather_tensors(tensor, [3])[0] is tensor
+    assert ALONE.for_another_thread() is ALONE
     assert ALONE.from_first("a") == "a"
     ALONE.wait_for_all()
 
