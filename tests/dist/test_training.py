@@ -133,22 +133,52 @@ def test_every_kind_of_loss_is_that_of_one_process(play: Play, tmp_path: Path) -
     for number, name in enumerate(VARIANTS):
         one, three = tmp_path / f"{number}-1", tmp_path / f"{number}-3"
         assert max(differences(one, three)) < 1e-5, name
-        judged = [
-            [json.loads(line)["loss"] for line in lines if "validated" in line]
-            for lines in ((at / "runs/latest/events.jsonl").read_text().splitlines() for at in (one, three))
-        ]
-        assert judged[0] == pytest.approx(judged[1], rel=1e-5)
+        assert judgements(one) == pytest.approx(judgements(three), rel=1e-5)
+
+
+def judgements(folder: Path) -> list[float]:
+    lines = (folder / "runs/latest/events.jsonl").read_text().splitlines()
+    return [json.loads(line)["loss"] for line in lines if "validated" in line]
+
+
+RIVALS = """
+import dataclasses
+from tackboard.models.sequential import sasrec
+from tackboard.recipes.demo import demo
+
+def recipe():
+    config = demo()
+    data = dataclasses.replace(config.data, features="", max_length=32, tokens_per_step=1024, uniform_negatives=300)
+    return dataclasses.replace(config, data=data, model=sasrec(512, dropout=0.0))
+"""
+
+
+def test_rivals_learn_what_one_process_learns(play: Play, tmp_path: Path) -> None:
+    """Their losses are means over a process's own events, and a process without events has no figures to log."""
+    (tmp_path / "rivals.py").write_text(RIVALS)
+    settings = ("training.steps=6", "training.log_every=1", "training.num_threads=1", "training.device=cpu")
+    judged = ("training.validate_every=3", "data.validation_share=0.2", "model.loss.kind=full")
+    few = ("data.max_length=8", "data.tokens_per_step=24", "model.loss.kind=contrastive")
+    recipe = str(tmp_path / "rivals.py:recipe")
+    scenes = [scene(f"full-{size}", size, *settings, *judged, recipe=recipe) for size in (1, 3)]
+    checked(play(*scenes, scene("few", 3, *settings, *few, recipe=recipe)))
+    assert max(differences(tmp_path / "full-1", tmp_path / "full-3")) < 1e-5
+    assert len(judgements(tmp_path / "full-1")) == 2
+    assert judgements(tmp_path / "full-1") == pytest.approx(judgements(tmp_path / "full-3"), rel=1e-5)
 
 
 def test_rankers_learn_what_one_process_learns(play: Play, tmp_path: Path) -> None:
     settings = ("training.steps=6", "model.dropout=0", "model.head.dropout=0", "training.device=cpu")
-    settings = (*settings, "training.log_every=1", "training.num_threads=1")
+    settings = (*settings, "training.log_every=1", "training.num_threads=1", "training.validate_every=3")
     for recipe in ("finetune-late-last", "finetune-early"):
         start = {"recipe": recipe, "more": ("--from", "pretrained/latest")}
         names = {size: f"{recipe}-{size}" for size in (1, 2, 3)}
         checked(play(*(scene(name, size, *settings, **start) for size, name in names.items())))
         for size in (2, 3):
             assert max(differences(tmp_path / names[1], tmp_path / names[size])) < 1e-5, (recipe, size)
+            judged = [judgements(tmp_path / names[number]) for number in (1, size)]
+            assert len(judged[0]) == 2
+            assert judged[0] == pytest.approx(judged[1], rel=1e-5), (recipe, size)
 
 
 def test_coded_rows_change_the_loss_little_and_are_counted(play: Play, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ Shapes: M items of this process, O items that it owns, G items of all processes,
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -70,13 +71,21 @@ class _Gather(torch.autograd.Function):
 
 
 def share_items(
-    batch: SequenceBatch, counts_M: torch.Tensor, numbers: Sequence[int], world: TrainingWorld
+    batch: SequenceBatch,
+    counts_M: torch.Tensor,
+    numbers: Sequence[int],
+    world: TrainingWorld,
+    ahead: TrainingWorld | None = None,
 ) -> tuple[SequenceBatch, torch.Tensor, StepItems]:
-    """Tells the other processes the items of this process's batch, and learns theirs; all tensors are on the CPU.
+    """Tells the other processes the items of this process's batch, and learns theirs.
 
     Returns the batch with the items that this process keeps, the position of each item of `batch` among the items of
     all processes [M], and what the step needs. `counts_M` are the positive events of each item. `numbers` are summed.
+    On a GPU another thread prepares batches; it talks over the connections of `ahead` (`for_another_thread`).
     """
+    device, main = batch.item_ids.device, world
+    if ahead is not None and threading.current_thread() is not threading.main_thread():
+        world = ahead
     told = torch.tensor([len(batch.item_ids), *numbers])
     told_by_rank = torch.stack(world.gather_tensors(told[None], [1] * world.size)).squeeze(1)
     lengths = told_by_rank[:, 0].tolist()
@@ -85,19 +94,20 @@ def share_items(
     counts = torch.cat(world.gather_tensors(counts_M, lengths))
     log_q = torch.cat(world.gather_tensors(batch.item_log_q, lengths))
     rows = torch.cat(world.gather_tensors(batch.item_rows, lengths))
-    ranks = torch.repeat_interleave(torch.arange(world.size), torch.tensor(lengths))
+    ranks = torch.repeat_interleave(torch.arange(world.size), torch.tensor(lengths)).to(device)
     ids_G, place, holders_G = torch.unique(ids, return_inverse=True, return_counts=True)
     # Sorted by item, then by process. An item's owner is one of its holders, chosen so that no process owns most items.
     holdings = torch.argsort(place, stable=True)
     first_G = holders_G.cumsum(0) - holders_G
-    chosen_G = holdings[first_G + torch.arange(len(ids_G)) % holders_G]
+    chosen_G = holdings[first_G + torch.arange(len(ids_G), device=device) % holders_G]
     owner_G = ranks[chosen_G]
     own = slice(sum(lengths[: world.rank]), sum(lengths[: world.rank + 1]))
     global_of_M = place[own]
     is_owned_M = owner_G[global_of_M] == world.rank
-    is_read_M = torch.zeros(len(batch.item_ids), dtype=torch.bool).index_fill(0, batch.items, True)
+    is_read_M = torch.zeros_like(batch.item_ids, dtype=torch.bool).index_fill(0, batch.items, True)
     kept = (is_owned_M | is_read_M).nonzero().squeeze(1)
-    new_place_M = torch.zeros(len(batch.item_ids), dtype=torch.int64).index_copy(0, kept, torch.arange(len(kept)))
+    places = torch.arange(len(kept), device=device)
+    new_place_M = torch.zeros_like(batch.item_ids, dtype=torch.int64).index_copy(0, kept, places)
     shared = StepItems(
         owned_O=is_owned_M[kept].nonzero().squeeze(1),
         # An owner lists its items in ascending order, as the items of the step are.
@@ -116,9 +126,9 @@ def share_items(
             item_log_q=log_q[chosen_G],
             sampled=global_of_M[batch.sampled].sort().values,
         ),
-        counts_G=torch.zeros(len(ids_G), dtype=torch.int64).index_add_(0, place, counts),
+        counts_G=torch.zeros_like(ids_G, dtype=torch.int64).index_add_(0, place, counts),
         totals=totals,
-        world=world,
+        world=main,
     )
     mine = dataclasses.replace(
         batch,

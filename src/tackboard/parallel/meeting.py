@@ -101,17 +101,14 @@ def start_world(config: ParallelConfig, device_setting: str, meeting_s: float | 
     distributed.init_process_group(
         backend, store=PrefixStore("work", store), rank=place.rank, world_size=place.size, timeout=timeout
     )
-    host_group, feed_group = distributed.group.WORLD, None
-    if backend == "nccl":
-        host_group, feed_group = (distributed.new_group(backend="gloo", timeout=timeout) for _ in range(2))
+    is_host = backend == "gloo"
     return TrainingWorld(
         rank=place.rank,
         size=place.size,
         local_rank=place.local_rank or 0,
         local_size=local_size,
         device=device,
-        host_group=host_group,
-        feed_group=feed_group,
+        host_group=distributed.group.WORLD if is_host else distributed.new_group(backend="gloo", timeout=timeout),
         store=store,
         peers=peers,
         timeout_s=config.timeout_s,

@@ -26,6 +26,8 @@ from tackboard.parallel.training_world import TrainingWorld, named
 
 GRACE_S = 5.0
 """Time that a process leaves to the others to write their words. Processes that wait fail at about the same time."""
+SAME_ERROR_S = 0.5
+"""Time that a process with an error leaves to process 0 to have the same error."""
 FAREWELL_S = 1.0
 """Time that process 0 stays after it knows, because others may still read the store that it keeps."""
 CLOSED = re.compile(r"Connection (closed|reset|refused)|Broken pipe|(Read|Write) error|Socket closed|ncclRemoteError")
@@ -52,6 +54,8 @@ def lost_processes_named(world: TrainingWorld, doing: Callable[[], str] = lambda
         reason = error.got if isinstance(error, TackboardError) else f"{type(error).__name__}: {one_line(str(error))}"
         with contextlib.suppress(RuntimeError, TimeoutError):
             within(GRACE_S, lambda: _write(world, "stopped", reason[:200], doing()))
+            if isinstance(error, TackboardError) and not error.is_common:
+                error.is_common = within(GRACE_S, lambda: _says_first(world, reason[:200]))
         raise
 
 
@@ -128,6 +132,16 @@ def verdict(world: TrainingWorld, words: dict[int, dict[str, str]], failure: str
         )
     error.is_common = 0 in words or bool(stopped)  # If process 0 did not stop itself, it will say the same.
     return error
+
+
+def _says_first(world: TrainingWorld, reason: str) -> bool:
+    """Returns whether process 0 stops for the same reason as this one, which then need not print it again."""
+    deadline = time.monotonic() + SAME_ERROR_S
+    while not world.is_first and time.monotonic() < deadline:
+        if (word := _read(world).get(0)) is not None:
+            return bool(word["reason"] == reason)
+        time.sleep(0.05)
+    return False
 
 
 def _write(world: TrainingWorld, kind: str, reason: str, doing: str) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -36,8 +37,6 @@ class TrainingWorld:
     device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
     host_group: Any = None
     """The group for objects and numbers on the CPU (gloo); None if the process is alone."""
-    feed_group: Any = None
-    """A second such group beside a GPU, where another thread prepares batches while this one trains."""
     store: Any = None
     """The store in which processes leave notes for each other (meeting.py); None if the process is alone."""
     peers: tuple[Peer, ...] = ()
@@ -79,10 +78,6 @@ class TrainingWorld:
         distributed.all_gather(found, padded, group=self._group_of(tensor))
         return [part[:length] for part, length in zip(found, lengths, strict=True)]
 
-    def for_feeding(self) -> TrainingWorld:
-        """Returns the same world for the thread that prepares batches. Two threads may not use one group at a time."""
-        return self if self.feed_group is None else dataclasses.replace(self, host_group=self.feed_group)
-
     def _group_of(self, tensor: torch.Tensor) -> Any:
         """Returns the group that carries a tensor; None means torch's default group."""
         return self.host_group if tensor.device.type == "cpu" else None
@@ -99,6 +94,17 @@ class TrainingWorld:
         """Returns when every process has come here."""
         if not self.is_alone:
             distributed.barrier(group=self.host_group)
+
+    def for_another_thread(self) -> TrainingWorld:
+        """Returns the same processes with connections of their own. All processes call this together.
+
+        Two threads that talk over the same connections do so in an order that differs between processes, and each would
+        get what is meant for the other.
+        """
+        if self.is_alone:
+            return self
+        group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout_s))
+        return dataclasses.replace(self, host_group=group)
 
     @contextlib.contextmanager
     def first_before_others(self) -> Iterator[None]:

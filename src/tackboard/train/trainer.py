@@ -43,7 +43,8 @@ from tackboard.models.description import describe_model
 from tackboard.models.interface import build_model, compile_parts
 from tackboard.models.tables import rows_on
 from tackboard.parallel.exchange import share_items
-from tackboard.parallel.gradients import GradientSum
+from tackboard.parallel.gradients import GradientSum, mean_figures, part_of_mean
+from tackboard.parallel.roll_call import broken_by
 from tackboard.parallel.sharded_tables import ShardedTables, shard_tables
 from tackboard.parallel.training_world import ALONE, TrainingWorld
 from tackboard.train.compilation import CompilationWatch
@@ -133,6 +134,8 @@ class Trainer:
         """The signals that asked this process to stop."""
         self._tokens = 0
         """Number of tokens of the present step, in all processes."""
+        self._own_tokens = 0
+        """The part of these tokens that this process has read."""
         self.is_compiling = False
         """Whether the first step of a compiled model is running. Compiling makes this step slow."""
         self.last_loss = self._last_norm = float("nan")
@@ -211,6 +214,8 @@ class Trainer:
                     self._let_writer_finish()
                 error = self._preempted(stop[0]) if isinstance(caught, _StopNow) else caught
                 reason = error.got if isinstance(error, TackboardError) else f"{type(error).__name__}: {error}"
+                if not self.world.is_alone and broken_by(error):
+                    reason = "another process of the run was lost"
                 with suppress(OSError):  # If the disk is full, this second error must not hide the first.
                     self.run.set_status("preempted" if isinstance(error, Preempted) else f"failed: {reason}")
                     self.run.log_event("stopped", step=self.step, reason=reason)
@@ -306,7 +311,7 @@ class Trainer:
         for module in self.optimizers.frozen:
             module.eval()
         self.optimizers.prepare(data_step)
-        self._tokens = batch.num_tokens
+        self._tokens = self._own_tokens = batch.num_tokens
         verdict, self._metrics = self._compute(batch) if self.replay is None else self.replay(batch)
         self._unread.append((data_step, self._tokens, verdict))
         self.is_compiling = False
@@ -323,8 +328,7 @@ class Trainer:
         loss = output.loss
         if self.gradients is not None and not getattr(self.model, "share_items", None):
             # The loss is a mean over the examples of this process. It becomes its part of the mean over all examples.
-            weight = loss.new_tensor(batch.num_examples()) if output.weight is None else output.weight.detach()
-            loss = loss * (weight / self.world.sum_(weight.clone()).clamp_min(1e-9))
+            loss, _ = part_of_mean(output, batch.num_examples(), self.world)
         loss.backward()
         if self.gradients is not None:
             # Processes see a signal at different times, so all of them stop after the step in which one says so.
@@ -399,10 +403,7 @@ class Trainer:
         self._logged = now, self.num_tokens
         share = float(self.optimizers.share)
         figures = {"loss": self.last_loss, "grad_norm": self._last_norm, "lr_share": share, "tokens": self.num_tokens}
-        figures |= {
-            name: float(self.world.sum_(torch.as_tensor(value, dtype=torch.float64))) / self.world.size
-            for name, value in self._metrics.items()
-        }
+        figures |= mean_figures(self._metrics, self._own_tokens, self.world)
         self.run.log_metrics(self.step, **figures, tokens_per_s=round(tokens_per_s, 1))
 
     def _let_writer_finish(self) -> None:
@@ -523,7 +524,9 @@ class Trainer:
 def _shared_among(model: torch.nn.Module, config: RunConfig, world: TrainingWorld) -> dict[str, ShardedTables]:
     """Divides the tables of a model among the processes of a world, and lets its loss share items if it can."""
     if hasattr(model, "share_items"):
-        model.share_items = functools.partial(share_items, world=world.for_feeding())  # type: ignore[assignment]
+        # On a GPU, a thread prepares the next batches while this one trains.
+        ahead = None if world.device.type == "cpu" else world.for_another_thread()
+        model.share_items = functools.partial(share_items, world=world, ahead=ahead)  # type: ignore[assignment]
     return shard_tables(model, world, config.parallel)
 
 

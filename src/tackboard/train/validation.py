@@ -15,6 +15,7 @@ import torch
 from tackboard.core.errors import DataError
 from tackboard.data.prefetch import on_device
 from tackboard.data.steps import NumberedSteps
+from tackboard.parallel.gradients import part_of_mean
 from tackboard.parallel.training_world import ALONE, TrainingWorld
 
 
@@ -62,6 +63,7 @@ def mean_loss(
 
     If several processes train together, each has its share of every step, and all return the mean of all shares.
     """
+    gives_parts = getattr(model, "share_items", None) is not None
     model.eval()
     torch.default_generator.manual_seed(0)
     if device.type == "cuda":
@@ -71,8 +73,12 @@ def mean_loss(
         num_examples = int(world.sum_(torch.tensor(batch.num_examples())))
         if num_examples:
             output = model.loss(batch)
-            size = float(num_examples if output.weight is None else output.weight)
-            total += size * float(world.sum_(output.loss.clone()))
+            if gives_parts:  # The loss is already this process's part of the mean over all examples.
+                part, size = output.loss, float(num_examples)
+            else:
+                part, whole = part_of_mean(output, batch.num_examples(), world)
+                size = float(whole)
+            total += size * float(world.sum_(part.clone()))
             weight += size
     if not weight:
         raise DataError(

@@ -42,6 +42,7 @@ WORLD = TrainingWorld(rank=1, size=4, timeout_s=60, peers=tuple(Peer(f"host-{n}"
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roll_call, "GRACE_S", 0.3)
     monkeypatch.setattr(roll_call, "FAREWELL_S", 0.0)
+    monkeypatch.setattr(roll_call, "SAME_ERROR_S", 0.1)
 
 
 @pytest.mark.parametrize(
@@ -129,3 +130,19 @@ def test_a_process_that_is_alone_keeps_its_errors() -> None:
 def test_the_fix_goes_on_from_the_last_checkpoint() -> None:
     assert "--resume auto" in verdict(WORLD, {}, "closed", "").fix
     assert verdict(WORLD, {}, "closed", "").exit_code == 75
+
+
+@pytest.mark.parametrize(
+    ("rank", "words", "is_common"),
+    [
+        (1, [word(0, "stopped", "no such folder")], True),
+        (1, [word(0, "stopped", "another reason")], False),
+        (1, [word(2, "stopped", "no such folder")], False),
+        (0, [word(1, "stopped", "no such folder")], False),
+    ],
+)
+def test_an_error_that_process_0_has_too_is_printed_once(rank: int, words: list[str], *, is_common: bool) -> None:
+    world = dataclasses.replace(WORLD, rank=rank, store=Notes(*words))
+    with pytest.raises(DataError) as caught, lost_processes_named(world):
+        raise DataError("no such folder")
+    assert caught.value.is_common is is_common

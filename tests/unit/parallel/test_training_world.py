@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tackboard.parallel.training_world import ALONE, TrainingWorld, named
+from tackboard.parallel.training_world import ALONE, named
 
 
 def test_a_process_that_is_alone_gets_back_what_it_gives() -> None:
@@ -13,15 +13,10 @@ def test_a_process_that_is_alone_gets_back_what_it_gives() -> None:
     assert ALONE.is_alone and ALONE.is_first
     assert ALONE.sum_(tensor) is tensor
     assert ALONE.gather("a") == ["a"]
-    assert ALONE.gather_tensors(tensor, [3]) == [tensor]
+    assert ALONE.gather_tensors(tensor, [3])[0] is tensor
+    assert ALONE.for_another_thread() is ALONE
     assert ALONE.from_first("a") == "a"
-    assert ALONE.for_feeding() is ALONE
     ALONE.wait_for_all()
-
-
-def test_another_thread_has_a_group_of_its_own() -> None:
-    world = TrainingWorld(rank=1, size=2, host_group="main", feed_group="feed")
-    assert world.for_feeding().host_group == "feed" and world.for_feeding().rank == 1
 
 
 @pytest.mark.parametrize(
