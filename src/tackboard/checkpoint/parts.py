@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +60,8 @@ class SharedSave:
     """Names this attempt. It is the same in all processes and never used again."""
     timeout_s: float
     """Seconds after which a process that waits for another process gives up."""
+    lost: threading.Event = dataclasses.field(default_factory=threading.Event)
+    """Set when a process is known to be lost. Then no wait goes on."""
 
     @property
     def place(self) -> Path:
@@ -85,10 +88,10 @@ class SharedSave:
         hashes: dict[int, dict[str, str]] = {}
         for rank in range(1, self.size):
             part = self.part(rank)
-            if not _wait(lambda part=part: (part / MANIFEST).is_file(), deadline):  # type: ignore[misc]
+            if not self._wait(lambda part=part: (part / MANIFEST).is_file(), deadline):  # type: ignore[misc]
                 raise StorageError(
                     f"the checkpoint of step {self.step} is not complete: rank {rank} of {self.size} has not written "
-                    f"its part within {self.timeout_s:g} s",
+                    f"its part {self._waited(self.timeout_s)}",
                     allowed="the checkpoints before it are intact; all ranks must see the folder of the run",
                     fix=f"look for an error of rank {rank}, or raise parallel.timeout_s",
                 )
@@ -116,10 +119,10 @@ class SharedSave:
         """Waits until the process of rank 0 has called `release`. Raises StorageError if it takes too long."""
         # Rank 0 may wait for the slowest part for timeout_s, and then moves and hashes all parts.
         deadline = time.monotonic() + 2 * self.timeout_s
-        if not _wait(lambda: not self.place.exists(), deadline) or not (final / MANIFEST).is_file():
+        if not self._wait(lambda: not self.place.exists(), deadline) or not (final / MANIFEST).is_file():
             raise StorageError(
                 f"the checkpoint of step {self.step} is not complete: rank 0 of {self.size} has not put it together "
-                f"within {2 * self.timeout_s:g} s",
+                f"{self._waited(2 * self.timeout_s)}",
                 allowed="the checkpoints before it are intact; all ranks must see the folder of the run",
                 fix="look for an error of rank 0, or raise parallel.timeout_s",
             )
@@ -127,10 +130,12 @@ class SharedSave:
     def _marks(self, rank: int) -> dict[str, Any]:
         return {"step": self.step, "rank": rank, "size": self.size, "token": self.token}
 
+    def _waited(self, seconds: float) -> str:
+        return "before a process was lost" if self.lost.is_set() else f"within {seconds:g} s"
 
-def _wait(is_done: Callable[[], bool], deadline: float) -> bool:
-    while not is_done():
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(POLL_S)
-    return True
+    def _wait(self, is_done: Callable[[], bool], deadline: float) -> bool:
+        while not is_done():
+            if time.monotonic() >= deadline or self.lost.is_set():
+                return False
+            time.sleep(POLL_S)
+        return True

@@ -24,6 +24,7 @@ import dataclasses
 import errno
 import os
 import shutil
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -83,6 +84,8 @@ class Saver:
         `load`, only if its Adagrad sum is still 0. A table whose rows were all fresh has no entry."""
         self._whole: set[str] = set()
         """Tables of which every row is always written."""
+        self.lost = threading.Event()
+        """Set it when another process is known to be lost, so that no writer waits for that process."""
         self._background = Background()
         self._saved_step: int | None = None
         self._num_saves = 0
@@ -143,6 +146,7 @@ class Saver:
                 size=self.world.size,
                 token=f"{self.token}-{self._num_saves}",
                 timeout_s=self.timeout_s,
+                lost=self.lost,
             )
         self._background.start(lambda: self._write(step, groups, state, documents, best, shared))
         self._saved_step = step

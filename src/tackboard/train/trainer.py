@@ -210,6 +210,8 @@ class Trainer:
             try:
                 self._train_until_done(stop, quiet=quiet)
             except BaseException as caught:
+                if not self.world.is_alone and broken_by(caught):
+                    self.saver.lost.set()
                 if not isinstance(caught, KeyboardInterrupt):  # After a second request to stop, do not wait.
                     self._let_writer_finish()
                 error = self._preempted(stop[0]) if isinstance(caught, _StopNow) else caught

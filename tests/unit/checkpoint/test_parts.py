@@ -90,3 +90,14 @@ def test_a_checkpoint_that_vanishes_is_no_success(tmp_path: Path) -> None:
 def _until(path: Path) -> None:
     while not path.exists():
         time.sleep(0.001)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_nobody_waits_for_a_lost_process(tmp_path: Path, rank: int) -> None:
+    shared, store = shared_by(tmp_path, rank, timeout_s=600), CheckpointStore(tmp_path)
+    threading.Timer(0.1, shared.lost.set).start()
+    with pytest.raises(StorageError, match="step 4 is not complete: .* before a process was lost"):
+        if rank == 0:
+            store.save(4, groups_of(0), {"step": 4}, shared=shared)
+        else:
+            store.save_part(groups_of(1), shared)
