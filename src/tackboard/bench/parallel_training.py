@@ -1,4 +1,4 @@
-"""`tackboard bench parallel` measures training in two processes: the bytes that they send, the quality, and the speed.
+"""`tackboard bench parallel` measures training in two processes: the bytes that they send, the quality, and the cost.
 
 Every arm trains the recipe `demo` on the demo's synthetic world with `tackboard train`, in one process or, under
 torchrun, in two processes of this host. Then `tackboard evaluate` measures the model. The reference is training in two
@@ -11,7 +11,6 @@ continues from them.
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -119,7 +118,6 @@ def _trained(folder: Path, name: str, dataset: Path, seed: int, num_steps: int) 
         "ranks": ranks_of(run).tolist(),
         "evaluation": {row["name"]: row for row in judged.require("rows")},
         "bytes_per_step": None if name == ONE else train.require("wire")["payload_bytes"] / num_steps,
-        "tokens_per_s": train.require("tokens_per_s"),
         "cpu_s": train.cpu_seconds,
         **neighbours.report(),
     }
@@ -156,15 +154,13 @@ def check_equal(name: str, losses: list[float], expected: list[float]) -> None:
 
 
 def compared(found: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
-    """Returns the figures of an arm beside the arm REFERENCE, and its speed beside the arm ONE."""
+    """Returns the figures of an arm beside the arm REFERENCE, and its CPU time beside the arm ONE."""
     arm, reference, one = found[name], found[REFERENCE], found[ONE]
     row: dict[str, Any] = {
         "final_loss": arm["losses"][-1],
         "loss_difference": largest_difference(arm["losses"], reference["losses"]),
         "bytes_per_step": arm["bytes_per_step"],
         "byte_share": arm["bytes_per_step"] and arm["bytes_per_step"] / reference["bytes_per_step"],
-        "tokens_per_s": arm["tokens_per_s"],
-        "times_tokens_per_s": arm["tokens_per_s"] / one["tokens_per_s"],
         "cpu_s": arm["cpu_s"],
         "times_cpu": arm["cpu_s"] / one["cpu_s"],
         **{key: arm[key] for key in ("others_share", "disturbed")},
@@ -180,9 +176,7 @@ def compared(found: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any
 QUALITY_COLUMNS = (
     *("arm", "seed", "final loss", "loss, largest difference in %", "HR@10", "difference", "NDCG@10", "difference"),
 )
-COST_COLUMNS = (
-    *("arm", "seed", "MB per step", "share", "tokens per s", "to one process", "CPU s", "to one process", "others"),
-)
+COST_COLUMNS = (*("arm", "seed", "MB per step", "share of fp32", "CPU s", "to one process", "others"),)
 
 
 def report(result: Mapping[str, Any]) -> Report:
@@ -200,7 +194,6 @@ def report(result: Mapping[str, Any]) -> Report:
             *(row["arm"], str(row["seed"])),
             "" if row["bytes_per_step"] is None else f"{row['bytes_per_step'] / 1e6:.3f}",
             "" if row["byte_share"] is None else f"{row['byte_share']:.1%}",
-            *(f"{row['tokens_per_s']:,.0f}", f"{row['times_tokens_per_s']:.2f}×"),
             *(f"{row['cpu_s']:.1f}", f"{row['times_cpu']:.2f}×"),
             "" if row["others_share"] is None else f"{row['others_share']:.0%}",
         )
@@ -212,7 +205,7 @@ def report(result: Mapping[str, Any]) -> Report:
     return Report(
         result=result,
         theme="parallel",
-        title="Training in two processes: bytes on the wire, quality and speed",
+        title="Training in two processes: bytes on the wire, quality and CPU time",
         command=f"bench parallel{options}",
         words=[
             f"The recipe `demo`, {result['steps']} steps, on the demo's synthetic world, with 4 sub-tables of 2,048 "
@@ -229,7 +222,8 @@ def report(result: Mapping[str, Any]) -> Report:
                 QUALITY_COLUMNS,
                 [tuple(cell if isinstance(cell, str) else f"{cell:.4f}" for cell in row) for row in quality],
                 f"Differences are those from the arm {REFERENCE} with the same seed; that of the loss is relative and "
-                "the largest of all steps. Metrics: leave-last-out, the whole catalogue. In brackets: 95% intervals of "
+                "the largest of all steps. Narrow tables begin with other random rows, so their losses differ from the "
+                "first step on. Metrics: leave-last-out, the whole catalogue. In brackets: 95% intervals of "
                 f"{NUM_RESAMPLES:,} paired resamples of users, which do not include the chance of another seed. "
                 f"HR@10 / NDCG@10 of others on the same users: {others}",
             ),
@@ -238,11 +232,11 @@ def report(result: Mapping[str, Any]) -> Report:
                 COST_COLUMNS,
                 cost,
                 "MB per step: rows, gradients and row ids that process 0 hands to the all-to-all, with its own part, "
-                f"which does not leave the process. The share is that of the arm {REFERENCE}, ids included. Tokens per "
-                "s: wall time from the first step to the last. CPU s: the whole command in all its processes, with "
-                "start-up and the launcher. Others: the share of the machine's CPU time that other processes used "
-                "meanwhile. Two processes share two cores with everything else on the machine and send bytes through "
-                "memory, so these times show the overhead. They do not show how training scales",
+                f"which does not leave the process. The share is that of the arm {REFERENCE}, ids included. CPU s: the "
+                "whole command in all its processes, with start-up and the launcher. Others: the share of the "
+                "machine's CPU time that other processes used meanwhile; it changes from arm to arm, so wall time is "
+                "not shown. Two processes share two cores with everything else on the machine and send bytes through "
+                "memory. So CPU time shows the overhead, and nothing here shows how training scales",
             ),
         ],
         notes=disturbance_lines(result),
@@ -250,5 +244,5 @@ def report(result: Mapping[str, Any]) -> Report:
 
 
 def _interval(values: list[float]) -> str:
-    mean, low, high = (0.0 if math.isclose(value, 0, abs_tol=5e-5) else value for value in values)
+    mean, low, high = (round(value, 4) + 0.0 for value in values)  # Adding 0 turns -0 into 0.
     return f"{mean:+.4f} [{low:+.4f}, {high:+.4f}]"

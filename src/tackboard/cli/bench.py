@@ -169,7 +169,7 @@ def bench_parallel(
     hardware: Hardware = "cpu",
     json_output: Json = False,
 ) -> None:
-    """Measure training in two processes: bytes on the wire, loss and quality of every precision, and speed."""
+    """Measure training in two processes: bytes on the wire, loss, quality and CPU time of every precision."""
     from tackboard.bench.parallel_training import measure, report
 
     with _scratch() as scratch:

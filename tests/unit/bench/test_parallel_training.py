@@ -43,7 +43,6 @@ def an_arm(name: str, **changes: Any) -> dict[str, Any]:
             "oracle": {"hr@10": 0.9, "ndcg@10": 0.8},
         },
         "bytes_per_step": None if name == ONE else BYTES.get(name, 1e6),
-        "tokens_per_s": 100.0 if name == ONE else 80.0,
         "cpu_s": 10.0 if name == ONE else 15.0,
         "others_share": 0.1,
         "disturbed": True,
@@ -54,7 +53,7 @@ def test_an_arm_is_compared_with_fp32_and_with_one_process() -> None:
     row = compared({name: an_arm(name) for name in ARMS}, "fp8")
     assert row["loss_difference"] == pytest.approx(0.01)
     assert row["byte_share"] == pytest.approx(0.277)
-    assert (row["times_tokens_per_s"], row["times_cpu"]) == (0.8, 1.5)
+    assert row["times_cpu"] == 1.5
     mean, low, high = row["hr@10_difference"]
     assert mean == pytest.approx(-1 / 3) and low <= mean <= high <= 0
 
@@ -75,7 +74,7 @@ def commands(
     """The (arguments, program) of the commands of the bench, which finish at once with the figures of one run."""
     asked: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
     rows = [{"name": name, "hr@10": 0.25, "ndcg@10": 0.125} for name in ("popularity", "model")]
-    answers = {"run": str(trained_run.path), "wire": {"payload_bytes": 2000}, "tokens_per_s": 9.0, "rows": rows}
+    answers = {"run": str(trained_run.path), "wire": {"payload_bytes": 2000}, "rows": rows}
 
     def run(name: str, arguments: tuple[str, ...], *, log: Path, program: tuple[str, ...] = PROGRAM) -> Finished:
         asked.append((arguments, program))
@@ -132,6 +131,6 @@ def test_the_report_shows_each_seed_of_an_arm_and_the_best_that_is_possible() ->
     by_name = {row[0]: row for row in quality.rows}
     assert by_name["fp8"][3:5] == ("1.0000", "0.3333") and by_name[REFERENCE][5] == "+0.0000 [+0.0000, +0.0000]"
     costs = {row[0]: row[2:] for row in cost.rows}
-    assert costs[ONE] == ("", "", "100", "1.00×", "10.0", "1.00×", "10%")
-    assert costs["fp8"] == ("0.277", "27.7%", "80", "0.80×", "15.0", "1.50×", "10%")
+    assert costs[ONE] == ("", "", "10.0", "1.00×", "10%")
+    assert costs["fp8"] == ("0.277", "27.7%", "15.0", "1.50×", "10%")
     assert table_lines(shown)[-1].startswith("disturbed: other processes used 10%")
