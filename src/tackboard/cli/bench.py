@@ -155,6 +155,28 @@ def bench_pretrain(
     _show(report(result), results, hardware, as_json=json_output)
 
 
+@app.command("parallel")
+def bench_parallel(
+    steps: Annotated[
+        int | None, typer.Option("--steps", min=20, help="Train this many steps; default 300, with --quick 20.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="Use this many seeds; default 2.")] = None,
+    quick: Quick = False,
+    work: Annotated[
+        Path | None, typer.Option("--work", help="Keep finished runs in this folder; continue from them.")
+    ] = None,
+    results: Results = None,
+    hardware: Hardware = "cpu",
+    json_output: Json = False,
+) -> None:
+    """Measure training in two processes: bytes on the wire, loss, quality and CPU time of every precision."""
+    from tackboard.bench.parallel_training import measure, report
+
+    with _scratch() as scratch:
+        result = measure(work or Path(scratch), steps=steps, seeds=seeds, quick=quick)
+    _show(report(result), results, hardware, as_json=json_output)
+
+
 @app.command("dcat")
 def bench_dcat(
     device: Annotated[

@@ -56,11 +56,11 @@ class Finished:
 class Command(Process):
     """A running `tackboard` command. Leaving its `with` block ends the whole process group."""
 
-    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+    def __init__(self, arguments: Sequence[str], log: Path, *, program: Sequence[str] | None = None) -> None:
         self.arguments = tuple(arguments)
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(f"$ {typed(arguments)}\n")
-        super().__init__([*PROGRAM, *arguments], log=log, sample_memory=True)
+        super().__init__([*(program or PROGRAM), *arguments], log=log, sample_memory=True)
 
     def finished(self, name: str) -> Finished:
         """Returns the result and the cost of the command, after it has ended."""
@@ -89,9 +89,19 @@ class Command(Process):
         )
 
 
-def run_command(name: str, arguments: Sequence[str], *, log: Path, watch: Callable[[], None] | None = None) -> Finished:
-    """Runs one command to its end and calls `watch` meanwhile. Raises StageError for an exit code other than 0."""
-    with Command(arguments, log) as command:
+def run_command(
+    name: str,
+    arguments: Sequence[str],
+    *,
+    log: Path,
+    watch: Callable[[], None] | None = None,
+    program: Sequence[str] | None = None,
+) -> Finished:
+    """Runs one command to its end and calls `watch` meanwhile. Raises StageError for an exit code other than 0.
+
+    `program` takes the place of PROGRAM: a launcher can start the command in several processes.
+    """
+    with Command(arguments, log, program=program) as command:
         while (code := command.poll()) is None:
             if watch is not None:
                 watch()

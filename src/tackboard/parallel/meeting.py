@@ -81,7 +81,7 @@ def start_world(config: ParallelConfig, device_setting: str, meeting_s: float | 
     _has_met = True
     store = _open_store(place, deadline)
     with _reason_told(store, place.rank):
-        _check_packages()
+        check_packages()
         _check_interface()
         peers = _meet(store, place, deadline, seconds)
         place = _with_local_rank(place, peers)
@@ -276,7 +276,8 @@ def _reason_told(store: Any, rank: int) -> Iterator[None]:
         raise
 
 
-def _check_packages() -> None:
+def check_packages() -> None:
+    """Raises UsageError if training in several processes is not possible because TorchRec or FBGEMM is missing."""
     if missing := [name for name in ("torchrec", "fbgemm_gpu") if importlib.util.find_spec(name) is None]:
         raise UsageError(
             f"training in several processes needs TorchRec, but {' and '.join(missing)} cannot be imported",

@@ -24,6 +24,7 @@ MODULES = {
     "loader": ("loader.run", "loader.run"),
     "overload": ("overload", "overload"),
     "dcat": ("dcat.run", "dcat.report"),
+    "parallel": ("parallel_training", "parallel_training"),
     "quality": ("quality.run", "quality.report"),
     "finetune": ("finetune.run", "finetune.run"),
 }
@@ -53,7 +54,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     return replace
 
 
-@pytest.mark.parametrize("name", ["skeleton", "features", "sequences", "loader", "overload", "dcat"])
+@pytest.mark.parametrize("name", ["skeleton", "features", "sequences", "loader", "overload", "dcat", "parallel"])
 def test_a_table_or_json_and_a_file(
     tackboard: Program, stand_in: Callable[..., list[Any]], tmp_path: Path, name: str
 ) -> None:

@@ -91,7 +91,7 @@ def test_an_address_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_missing_packages_name_their_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match="needs TorchRec, but torchrec and fbgemm_gpu cannot") as caught:
-        meeting._check_packages()
+        meeting.check_packages()
     assert caught.value.fix == "make distributed"
 
 
