@@ -112,7 +112,7 @@ def relative_error(wanted: torch.Tensor, got: torch.Tensor) -> float:
 
 
 def run(sharding: str, pair: tuple[str, str], rank: int, truth: tuple[torch.Tensor, torch.Tensor]) -> dict[str, Any]:
-    config = ParallelConfig(sharding=sharding, forward_precision=pair[0], backward_precision=pair[1])
+    config = ParallelConfig(forward_precision=pair[0], backward_precision=pair[1])
     type_ = id_type(NUM_ROWS)
     counter = WireCounter(type_.itemsize)
     width = WIDTH // 2 if sharding == "column" else WIDTH
