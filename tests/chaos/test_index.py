@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tackboard.core.manifest import read_manifest, verify_manifest
-from tackboard.data.index import KIND as COUNTS
 from tackboard.data.positions import KIND as POSITIONS
+from tackboard.data.stored_counts import KIND as COUNTS
 from tackboard.events.dataset import INDEX, open_dataset
 
 if TYPE_CHECKING:

@@ -93,11 +93,16 @@ class StepsConfig(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class PartOfUsers:
-    """One part of the users, chosen by their ids and the shares. If both shares are 0, all users belong to `train`."""
+    """One part of the users, chosen by their ids and the shares. If both shares are 0, all users belong to `train`.
+
+    If the log has a validation slice (time_split.py), all users belong to both parts, and the slice is the validation.
+    """
 
     part: Part = "train"
     validation_share: float = 0.0
     test_share: float = 0.0
+    is_slice: bool = False
+    """Whether this is the validation slice."""
 
     def of(self, user_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Returns whether each user belongs to this part."""

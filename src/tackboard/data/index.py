@@ -2,45 +2,35 @@
 
 The counts come from one pass over the users, actions, items and times of the events, one bucket at a time. The size of
 the counts grows with the number of buckets and items, not with the number of events. The counts are stored, so that the
-next run over the same snapshot with the same settings can read them:
+next run over the same snapshot with the same settings can read them (stored_counts.py):
 
     datasets/<name>/index/<snapshot>/<settings>/   bucket_tokens · item_counts · MANIFEST.json
 
-The first two files hold little-endian int64 numbers. <settings> is a hash of all settings that decide the counts. For
-requests (request_loader.py), only tokens are counted, in the same way. Decided: a stored index is optional. A damaged
-index, or an index that does not fit the dataset, is made again. If the folder is read-only, the index is not stored.
+For requests (request_loader.py), only tokens are counted, in the same way.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import hashlib
-import json
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tackboard.core.errors import CorruptFileError, DataError, TackboardError
-from tackboard.core.files import new_directory, remove_directory
-from tackboard.core.manifest import verify_manifest, write_manifest
+from tackboard.core.errors import CorruptFileError, DataError
 from tackboard.core.progress import Progress
 from tackboard.data.config import PartOfUsers
+from tackboard.data.sequences import UserRanges
 from tackboard.data.source import SequenceSource
-from tackboard.data.step_plan import cut_segments
-from tackboard.events.dataset import ITEMS, index_folder
+from tackboard.data.step_plan import Segments, cut_segments
+from tackboard.data.stored_counts import IndexCounts, counted_once
+from tackboard.data.time_split import shown_instant
+from tackboard.events.dataset import ITEMS
 from tackboard.events.schema import numpy_column
 from tackboard.features.column import ranges
 from tackboard.features.entity_tables import find_ids
 
-KIND = "training index"
-VERSION = 1
-"""Version of the stored counts. Raise the version if a change of the code gives other counts for the same settings."""
 LONG = 4_000_000
 """A pass over at least this many events shows its progress."""
 
@@ -79,12 +69,27 @@ class TrainingIndex:
     frequencies: ItemFrequencies
 
 
-@dataclasses.dataclass(frozen=True)
-class IndexCounts:
-    """Holds the content of a stored index: arrays of whole numbers, and single whole numbers."""
+def segments_of(
+    found: UserRanges, users: PartOfUsers, max_length: int, *, newest_only: bool = False
+) -> tuple[Segments, NDArray[np.bool_]]:
+    """Returns the segments of one part of the users, and which events are predicted [N].
 
-    arrays: dict[str, NDArray[np.int64]]
-    figures: dict[str, int]
+    Without cuts in time, the segments hold all training events, and the positive ones are predicted. With cuts, they
+    hold the events to predict and as many earlier events as fit, and only positive events to predict are predicted.
+    """
+    begins, ends = found.offsets[:-1], found.train_ends
+    if found.cuts is None:
+        ends = np.where(users.of(found.user_ids), ends, begins)
+        return cut_segments(begins, ends, max_length, newest_only=newest_only), found.is_positive
+    first = found.cuts.first_predicted
+    if users.is_slice:
+        first, ends = ends, found.cuts.cut_ends
+    else:
+        ends = np.where(users.of(found.user_ids), ends, first)
+    whole = np.where(first > begins, -(-(ends - first) // max_length) * max_length, ends - begins)
+    segments = cut_segments(np.maximum(begins, ends - whole), ends, max_length, newest_only=newest_only)
+    places = np.arange(len(found.is_positive)) - np.repeat(first, np.diff(found.offsets))
+    return segments, found.is_positive & (places >= 0)
 
 
 def index_training(
@@ -105,10 +110,11 @@ def index_training(
         "newest_only": newest_only,
         "held_out": source.held_out,
         "positive_actions": sorted(source.positive_actions),
-        "users": dataclasses.asdict(users),
+        "users": {name: value for name, value in dataclasses.asdict(users).items() if value is not False},
+        **source.instants(),
     }
     counts = counted_once(
-        source,
+        source.dataset,
         settings,
         lambda: _pass_over(source, max_length, users, newest_only=newest_only, quiet=quiet),
         lambda found: _fits(found, source, max_length),
@@ -123,65 +129,12 @@ def index_training(
     )
 
 
-def counted_once(
-    source: SequenceSource,
-    settings: Mapping[str, Any],
-    count: Callable[[], IndexCounts],
-    fits: Callable[[IndexCounts], bool],
-) -> IndexCounts:
-    """Returns the stored counts of `source` for these settings. If there are none, calls `count` and stores its result.
-
-    `settings` must hold everything that decides the counts. `fits` says whether stored counts fit this dataset.
-    """
-    place = index_place(source, settings)
-    counts = None if place is None else _read(place, fits)
-    if counts is None:
-        counts = count()
-        if place is not None:
-            _keep(place, counts)
-    return counts
-
-
-def index_place(source: SequenceSource, settings: Mapping[str, Any]) -> Path | None:
-    """Returns the folder of the index for these settings, or None if the snapshot has no folder for indices."""
-    folder = index_folder(source.dataset.path)
-    files = {entry["name"]: entry["sha256"] for entry in source.dataset.manifest["files"]}
-    everything = {"version": VERSION, "files": files, **settings}
-    digest = hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()
-    return None if folder is None else folder / digest[:16]
-
-
-def _read(place: Path, fits: Callable[[IndexCounts], bool]) -> IndexCounts | None:
-    """Returns the stored index, or None if it does not exist, is damaged or does not fit."""
-    try:
-        manifest = verify_manifest(place, KIND)
-        names = [entry["name"] for entry in manifest["files"]]
-        arrays = {name: np.fromfile(place / name, "<i8").astype(np.int64) for name in names}
-        figures = {name: value for name, value in manifest.items() if type(value) is int}
-        counts = IndexCounts(arrays, figures)
-        is_sane = all(array.min(initial=0) >= 0 for array in arrays.values()) and fits(counts)
-    except (OSError, DataError, KeyError, TypeError, ValueError):
-        return None
-    return counts if is_sane else None
-
-
 def _fits(counts: IndexCounts, source: SequenceSource, max_length: int) -> bool:
     tokens, items = counts.arrays["bucket_tokens"], counts.arrays["item_counts"]
     num_segments, longest = counts.figures["num_segments"], counts.figures["longest"]
     fits = (len(tokens), len(items)) == (source.num_buckets, len(source.catalogue)) and 1 <= longest <= max_length
     fits = fits and 1 <= items.sum() <= tokens.sum() <= source.dataset.num_events
     return bool(fits and 1 <= num_segments <= tokens.sum())
-
-
-def _keep(place: Path, counts: IndexCounts) -> None:
-    """Stores an index for the next run. Errors are ignored; for example, another run may have stored it already."""
-    with contextlib.suppress(OSError, TackboardError):
-        if place.exists():
-            remove_directory(place)
-        with new_directory(place) as folder:
-            for name, array in counts.arrays.items():
-                array.astype("<i8").tofile(folder / name)
-            write_manifest(folder, KIND, counts.figures, meant=counts.arrays)
 
 
 def _pass_over(
@@ -196,36 +149,42 @@ def _pass_over(
     with Progress("indexing", total=num_events, unit="events", quiet=quiet or num_events < LONG) as progress:
         for bucket in range(source.num_buckets):
             # Times are read only to check their order, because training on an unsorted history would see the future.
-            table = source.read_columns(source.spans_of([bucket]), ["user_id", "action", "item_id", "time_ms"])
+            columns = dict.fromkeys([*source.columns_of_ranges, "item_id", "time_ms"])
+            table = source.read_columns(source.spans_of([bucket]), list(columns))
             source.dataset.layout.check_users(bucket, numpy_column(table, "user_id"), source.dataset.path)
             found = source.ranges_of_users(table)
-            begins = found.offsets[:-1]
-            ends = np.where(users.of(found.user_ids), found.train_ends, begins)
-            segments = cut_segments(begins, ends, max_length, newest_only=newest_only)
+            segments, is_predicted = segments_of(found, users, max_length, newest_only=newest_only)
             num_segments += len(segments.lengths)
             longest = max(longest, int(segments.lengths.max(initial=0)))
             tokens[bucket] = segments.lengths.sum()
             events = ranges(segments.starts, segments.lengths)
-            item_ids = numpy_column(table, "item_id")[events[found.is_positive[events]]]
+            item_ids = numpy_column(table, "item_id")[events[is_predicted[events]]]
             if not _count(source.catalogue, counts, item_ids):
                 raise CorruptFileError(
                     f"{source.dataset.path / ITEMS} lacks items that {source.dataset.events_path} has"
                 )
             progress.advance(table.num_rows)
-    if not num_segments:
-        raise DataError(
-            f"{source.path} has no event to train on",
-            allowed="a user's held-out positive event and all later events are not trained on",
-            fix="use users with at least two events",
-        )
-    if not counts.any():
-        raise DataError(
-            f"{source.path} has no positive event to train on",
-            allowed="a user's held-out positive event and all later events are not trained on",
-            fix="name more actions in data.positive_actions, or use users with at least two positive events",
-        )
+    if not num_segments or not counts.any():
+        raise _nothing_to_train_on(source, users, has_events=bool(num_segments))
     figures = {"num_segments": num_segments, "longest": longest}
     return IndexCounts({"bucket_tokens": tokens, "item_counts": counts}, figures)
+
+
+def _nothing_to_train_on(source: SequenceSource, users: PartOfUsers, *, has_events: bool) -> DataError:
+    """Returns the error that says why a part of the users has no event, or no positive event, to train on."""
+    what = "positive event" if has_events else "event"
+    if source.instants():
+        named = ", ".join(f"{name.removesuffix('_ms')} {shown_instant(at)}" for name, at in source.instants().items())
+        return DataError(
+            f"{source.path} has no {what} for {'validation' if users.is_slice or users.part == 'validation' else 'training'}",
+            allowed=f"the instants that decide it: {named}",
+            fix="choose another data.cut, data.validation_hours or data.predict_from",
+        )
+    fix = "use users with at least two events"
+    if has_events:
+        fix = "name more actions in data.positive_actions, or use users with at least two positive events"
+    allowed = "a user's held-out positive event and all later events are not trained on"
+    return DataError(f"{source.path} has no {what} to train on", allowed=allowed, fix=fix)
 
 
 def _count(catalogue: NDArray[np.int64], counts: NDArray[np.int64], item_ids: NDArray[np.int64]) -> bool:

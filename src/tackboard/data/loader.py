@@ -13,9 +13,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,15 +25,17 @@ from tackboard.batch.batches import Batch
 from tackboard.batch.builder import PreparedHistories, make_batch
 from tackboard.batch.items import DistinctItems, ItemTable, coded_items
 from tackboard.core.config import check
+from tackboard.core.errors import ConfigError
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.config import Part, PartOfUsers, StepsConfig
-from tackboard.data.index import ItemFrequencies, index_training
+from tackboard.data.index import ItemFrequencies, index_training, segments_of
 from tackboard.data.negatives import UniformNegatives
 from tackboard.data.positions import ItemPositions, item_positions
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import SequenceSource, open_sequences
-from tackboard.data.step_plan import StepPlan, cut_segments, runs_of_all
+from tackboard.data.step_plan import StepPlan, runs_of_all
 from tackboard.data.steps import BatchWindow, NumberedSteps
+from tackboard.data.time_split import Split, TimeSplit, parse_instant, resolve_split, shown_instant
 from tackboard.events.dataset import Dataset
 from tackboard.features.column import ranges
 from tackboard.features.feature_set import FeatureSet
@@ -56,7 +58,19 @@ class DataConfig(StepsConfig):
     """Actions that the loss predicts and evaluation holds out; empty means all actions."""
     held_out: int = 1
     """Which positive event of each user is predicted in evaluation, counted from the last: 1 for the test, 2 for
-    validation. Later events are not used."""
+    validation. Later events are not used. Has no effect if data.split is time."""
+    split: Split = "last"
+    """What evaluation predicts: `last`, each user's last positive event, or `time`, events after data.cut. With `time`,
+    training reads only what happened before the cut."""
+    cut: str = ""
+    """Instant that ends training, such as 2024-05-01 or 2024-05-01T12:00:00Z, or a share of the log's events in the
+    order of time, such as 0.9. Empty means 0.9 if data.split is time."""
+    validation_hours: float = 0.0
+    """Length of the validation slice before the cut, in hours. Training ends where the slice begins, and judgements
+    during training predict the events of the slice. Needs data.split=time."""
+    predict_from: str = ""
+    """Training predicts only events from this instant on; earlier events are context. Empty means all events.
+    `tackboard train --continue` sets it to the end of the run that it goes on with."""
     max_length: int = 64
     """Largest number of events in a training segment."""
     segments: str = "all"
@@ -73,11 +87,32 @@ class DataConfig(StepsConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check(1 <= self.held_out <= 100, "data.held_out", self.held_out, "1 to 100")
+        self._check_split()
         check(self.max_length >= 2, "data.max_length", self.max_length, "2 or more events")
         check(self.segments in ("all", "newest"), "data.segments", self.segments, "all, newest")
         check(self.uniform_negatives >= 0, "data.uniform_negatives", self.uniform_negatives, "0 or more items")
         check(self.tokens_per_step >= 1, "data.tokens_per_step", self.tokens_per_step, "1 or more events")
         check(self.window_buckets >= 1, "data.window_buckets", self.window_buckets, "1 or more buckets")
+
+    def _check_split(self) -> None:
+        check(self.split in ("last", "time"), "data.split", self.split, "last, time")
+        is_by_time = self.split == "time"
+        check(self.validation_hours >= 0, "data.validation_hours", self.validation_hours, "0 or more")
+        for name in ("cut", "validation_hours"):
+            if getattr(self, name) and not is_by_time:
+                raise ConfigError(
+                    f"data.{name} is {getattr(self, name)}, but data.split is last",
+                    allowed="a cut and a validation slice belong to a split by time",
+                    fix="--set data.split=time",
+                )
+        if self.validation_hours and self.validation_share:
+            raise ConfigError(
+                "data.validation_hours and data.validation_share are both given",
+                allowed="judgements read either the slice before the cut or the events of some users",
+                fix="set one of both to 0",
+            )
+        if self.predict_from:
+            parse_instant(self.predict_from, "data.predict_from")
 
     def open(
         self,
@@ -86,14 +121,24 @@ class DataConfig(StepsConfig):
         dataset: str | Path | Dataset | None = None,
         vocabulary: Vocabulary | None = None,
     ) -> SequenceSource:
-        """Opens the histories of the dataset, with the held-out event of each user set apart."""
+        """Opens the histories of the dataset, with the held-out events set apart."""
         return open_sequences(
             dataset or self.dataset,
             self.positive_actions,
             held_out=self.held_out,
             vocabulary=vocabulary,
             features=features,
+            time_split=self._time_split if self.split == "time" else None,
+            predict_from_ms=parse_instant(self.predict_from, "data.predict_from") if self.predict_from else None,
         )
+
+    def _time_split(self, dataset: Dataset) -> TimeSplit:
+        return resolve_split(dataset, self.cut, self.validation_hours)
+
+    def at(self, lineage: Mapping[str, Any]) -> Self:
+        """Returns this config with the snapshot and the cut that a run recorded, so a share is not counted again."""
+        data = super().at(lineage)
+        return dataclasses.replace(data, cut=shown_instant(lineage["cut_ms"])) if "cut_ms" in lineage else data
 
     def steps(
         self,
@@ -170,6 +215,8 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
         self._quiet = quiet
         self._kept = Kept()
         self.users = PartOfUsers(part, config.validation_share)
+        if source.time_split is not None and source.time_split.has_slice:
+            self.users = PartOfUsers(is_slice=part == "validation")
         self.index = index_training(
             source, config.max_length, newest_only=self.newest_only, users=self.users, quiet=quiet
         )
@@ -199,9 +246,7 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
         """Reads the segments of some buckets and prepares them, so that batches can be cut from them."""
         positions, items = self._items_of_catalogue()
         sequences = self.source.read(buckets, None if positions is None else positions.read)
-        begins, ends = sequences.offsets[:-1], sequences.train_ends
-        ends = np.where(self.users.of(sequences.user_ids), ends, begins)
-        segments = cut_segments(begins, ends, self.max_length, newest_only=self.newest_only)
+        segments, is_predicted = segments_of(sequences, self.users, self.max_length, newest_only=self.newest_only)
         codes = sequences.item_ids
         if items is None:
             items, codes = coded_items(sequences.item_ids, self.hashing, self.index.frequencies.log_share)
@@ -211,7 +256,7 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
             lengths=segments.lengths,
             users=sequences.user_ids[segments.users],
             request=sequences.request,
-            is_positive=sequences.is_positive,
+            is_positive=is_predicted,
             items=items,
             codes=codes,
         )
@@ -246,7 +291,7 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
         if not self.uniform_negatives:
             return None
         return UniformNegatives(
-            self.source.catalogue, self.uniform_negatives, self.hashing, self.index.frequencies, self.seed
+            self.source.known_items, self.uniform_negatives, self.hashing, self.index.frequencies, self.seed
         )
 
 

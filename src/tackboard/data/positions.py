@@ -27,8 +27,9 @@ from tackboard.core.errors import CorruptFileError, DataError, TackboardError
 from tackboard.core.files import new_directory, remove_directory
 from tackboard.core.manifest import verify_manifest, write_manifest
 from tackboard.core.progress import Progress
-from tackboard.data.index import LONG, index_place
+from tackboard.data.index import LONG
 from tackboard.data.source import SequenceSource, Spans
+from tackboard.data.stored_counts import index_place
 from tackboard.events.dataset import ITEMS
 from tackboard.events.schema import numpy_column
 from tackboard.features.entity_tables import find_ids
@@ -65,7 +66,7 @@ class ItemPositions:
 
 def item_positions(source: SequenceSource, *, quiet: bool = True) -> ItemPositions | None:
     """Opens the positions of a dataset, after storing them if necessary. Returns None if they cannot be stored."""
-    place = index_place(source, {"kind": KIND})
+    place = index_place(source.dataset, {"kind": KIND})
     if place is None:
         return None
     found = _open(place, source)

@@ -32,13 +32,14 @@ from tackboard.core.errors import ConfigError, DataError
 from tackboard.core.progress import Progress
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.config import Part, PartOfUsers, StepsConfig
-from tackboard.data.index import LONG, IndexCounts, ItemFrequencies, counted_once
+from tackboard.data.index import LONG, ItemFrequencies
 from tackboard.data.labels import RequestKeys, first_of_requests
 from tackboard.data.request_layout import PSEUDO
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import ReadCounters, SequenceSource, snapshot_path
 from tackboard.data.step_plan import StepPlan
 from tackboard.data.steps import NumberedSteps
+from tackboard.data.stored_counts import IndexCounts, counted_once
 from tackboard.events.columns import one_array
 from tackboard.events.dataset import LABEL, REQUESTS, Dataset, open_dataset
 from tackboard.events.layout import RowReader
@@ -454,7 +455,7 @@ def count_tokens(
     if source.anchor_stride > 1:
         settings["anchor_stride"] = source.anchor_stride
     counts = counted_once(
-        source,
+        source.dataset,
         settings,
         lambda: _pass_over(source, choose, quiet=quiet),
         lambda found: (

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tackboard.core.errors import ConfigError
+from tackboard.data.time_split import TimeSplit, UserCuts
 from tackboard.features.column import Column, offsets_of, ranges
 from tackboard.features.entity_tables import EventTable
 from tackboard.features.execution import Program
@@ -27,12 +28,17 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UserRanges:
-    """Says which of N events belong to each of U users. `targets` [U] holds the index of the held-out event, or -1."""
+    """Says which of N events belong to each of U users. `targets` [U] holds the index of the held-out event, or -1.
+
+    `targets` is the event of leave-last-out. With a split by time, evaluation chooses its events itself (ranking.py).
+    """
 
     user_ids: NDArray[np.int64]
     offsets: NDArray[np.int64]
     is_positive: NDArray[np.bool_]
     targets: NDArray[np.int64]
+    cuts: UserCuts | None = None
+    """Where training begins and ends, if instants decide it. If None, training reads all events before the target."""
 
     @classmethod
     def cut(
@@ -49,9 +55,24 @@ class UserRanges:
             targets = positive_from_last(offsets, is_positive, held_out)
         return cls(user_ids=user_ids, offsets=offsets, is_positive=is_positive, targets=targets)
 
+    def cut_in_time(
+        self,
+        times: NDArray[np.int64],
+        received: NDArray[np.int64],
+        split: TimeSplit | None,
+        predict_from_ms: int | None,
+    ) -> UserRanges:
+        """Returns the same ranges, divided at instants. With a split by time, no event is a target (-1)."""
+        targets = self.targets if split is None else np.full_like(self.targets, -1)
+        last_ends = dataclasses.replace(self, targets=targets).train_ends
+        cuts = UserCuts.find(self.offsets, times, received, split, predict_from_ms, last_ends)
+        return dataclasses.replace(self, targets=targets, cuts=cuts)
+
     @property
     def train_ends(self) -> NDArray[np.int64]:
         """Index at which each user's training events end [U]."""
+        if self.cuts is not None:
+            return self.cuts.train_ends
         return np.where(self.targets >= 0, self.targets, self.offsets[1:])
 
     def training_events(self) -> NDArray[np.int64]:

@@ -8,11 +8,15 @@ Leave-last-out: the target of a user is the `held_out`-th positive event, counte
 positive events, the target is the first of them. If `held_out` is 0, there is no target. Training sees only the events
 before the target, and evaluation ranks the catalogue for the target. Decided: neither training nor evaluation uses
 events after the target (for example a trailing `hide`).
+
+Split by time: training sees only what happened before an instant (time_split.py). The names of actions and surfaces,
+and the items that can be drawn as negatives, then also come from the events before this instant.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -28,13 +32,15 @@ from tackboard.core.config import check, did_you_mean
 from tackboard.core.errors import ConfigError, DataError
 from tackboard.core.vocabulary import SINCE_LAST, Vocabulary
 from tackboard.data.sequences import Sequences, UserRanges
+from tackboard.data.stored_counts import IndexCounts, counted_once
+from tackboard.data.time_split import TimeSplit
 from tackboard.events.dataset import Dataset, open_dataset
 from tackboard.events.layout import RowReader
-from tackboard.events.schema import encode, starts_of_users
+from tackboard.events.schema import encode, numpy_column, starts_of_users
 from tackboard.features.batch_executor import BatchExecutor, RequestRows
 from tackboard.features.column import Column
 from tackboard.features.contexts import context_columns, context_sources
-from tackboard.features.entity_tables import EntityTable, EventTable, load_entities, stored_event_columns
+from tackboard.features.entity_tables import EntityTable, EventTable, find_ids, load_entities, stored_event_columns
 from tackboard.features.feature_set import FeatureSet, read_features
 from tackboard.features.plan import Plan
 from tackboard.features.standard import HISTORY, NEVER, check_finite, request_features, standard_features
@@ -65,6 +71,25 @@ class ReadCounters:
         return ReadCounters, ()
 
 
+@dataclasses.dataclass(frozen=True)
+class KnownNames:
+    """Numbers of events that training may read: of each item of the catalogue [V], and of each action and surface of
+    the dataset, and in all. `num_users` is the number of users with such events."""
+
+    items: NDArray[np.int64]
+    actions: NDArray[np.int64]
+    surfaces: NDArray[np.int64]
+    num_events: int
+    num_users: int
+
+    def vocabulary(self, own: Vocabulary) -> Vocabulary:
+        """Returns the names of `own`, the vocabulary of the dataset, that training may see."""
+        return Vocabulary(
+            actions=tuple(name for name, count in zip(own.actions, self.actions, strict=True) if count),
+            surfaces=tuple(name for name, count in zip(own.surfaces, self.surfaces, strict=True) if count),
+        )
+
+
 class SequenceSource:
     """Reads sequences from an open snapshot for the features of a model. The source keeps no events in memory."""
 
@@ -78,10 +103,14 @@ class SequenceSource:
         vocabulary: Vocabulary | None = None,
         features: Callable[[Vocabulary], FeatureSet] = standard_features,
         of_requests: bool = False,
+        time_split: TimeSplit | None = None,
+        predict_from_ms: int | None = None,
     ) -> None:
         """`path` is the folder as the user named it; `open_sequences` explains the other arguments.
 
-        If `of_requests` is True, times are always read, and the caller computes the features of requests.
+        If `of_requests` is True, times are always read, and the caller computes the features of requests. If
+        `time_split` is given, training ends at its instants and `held_out` has no effect. If `predict_from_ms` is
+        given, training predicts only events from this instant on; earlier events are context.
         """
         check(held_out >= 0, "held_out", held_out, "0 (nothing), 1 (the last positive event), 2 (the one before it), …")
         if dataset.num_events == 0:
@@ -89,11 +118,14 @@ class SequenceSource:
         self.dataset = dataset
         self.path = path
         self.held_out = held_out
+        self.time_split = time_split
+        self.predict_from_ms = predict_from_ms
+        self.counters = ReadCounters()
+        self._footer: pq.FileMetaData | None = None
         own = Vocabulary(actions=tuple(dataset.actions), surfaces=tuple(dataset.surfaces))
         self.positive_actions = _known_actions(own, positive_actions)
-        self.vocabulary = vocabulary or own
+        self.vocabulary = vocabulary or (own if time_split is None else self.known.vocabulary(own))
         self.features = features(self.vocabulary)
-        self.counters = ReadCounters()
         if self.features.plan.trimmed([HISTORY]).needs_request_time:
             raise ConfigError(
                 "the feature history depends on the time of the request",
@@ -106,7 +138,6 @@ class SequenceSource:
         self._stored, self._computed = ([], []) if of_requests else self._origins_of_request_features()
         self._context_plan = self.features.plan.trimmed(self._computed) if self._computed else None
         self._entities: tuple[EntityTable | None, EntityTable | None] | None = None
-        self._footer: pq.FileMetaData | None = None
 
     @property
     def snapshot(self) -> str:
@@ -122,9 +153,42 @@ class SequenceSource:
         """Ids of all items, sorted."""
         return np.unique(self.dataset.read_items(["item_id"])["item_id"].to_numpy())
 
+    @functools.cached_property
+    def known(self) -> KnownNames:
+        """The items, actions and surfaces of the events that training may read. They are counted once per snapshot."""
+        num_names = len(self.dataset.actions), len(self.dataset.surfaces)
+        settings = {"kind": "known names", **self.instants()}
+        counts = counted_once(
+            self.dataset,
+            settings,
+            lambda: _count_known(self),
+            lambda found: (
+                len(found.arrays["items"]) == len(self.catalogue)
+                and (len(found.arrays["actions"]), len(found.arrays["surfaces"])) == num_names
+            ),
+        )
+        return KnownNames(
+            items=counts.arrays["items"],
+            actions=counts.arrays["actions"],
+            surfaces=counts.arrays["surfaces"],
+            num_events=counts.figures["num_events"],
+            num_users=counts.figures["num_users"],
+        )
+
+    @property
+    def known_items(self) -> NDArray[np.int64]:
+        """Ids of the items that training may see, sorted. Without a split by time, these are all items."""
+        return self.catalogue if self.time_split is None else self.catalogue[self.known.items > 0]
+
+    def instants(self) -> dict[str, int]:
+        """Returns the instants that decide what training reads, by name; empty for leave-last-out."""
+        split = {} if self.time_split is None else dataclasses.asdict(self.time_split)
+        return split | ({} if self.predict_from_ms is None else {"predict_from_ms": self.predict_from_ms})
+
     def lineage(self) -> dict[str, Any]:
         """Returns what a checkpoint records about the origin of its data."""
-        return {"dataset": str(self.path), "snapshot": self.snapshot, "num_events": self.dataset.num_events}
+        lineage = {"dataset": str(self.path), "snapshot": self.snapshot, "num_events": self.dataset.num_events}
+        return lineage | self.instants()
 
     def read_columns(self, spans: Spans, columns: Sequence[str]) -> pa.Table:
         """Reads some columns of some rows of the events, and counts what was read."""
@@ -145,18 +209,27 @@ class SequenceSource:
                 spans.append((first, last))
         return spans
 
+    @property
+    def columns_of_ranges(self) -> tuple[str, ...]:
+        """The columns that `ranges_of_users` needs."""
+        return ("user_id", "action", *(("time_ms", "received_ms") if self.instants() else ()))
+
     def ranges_of_users(self, table: pa.Table) -> UserRanges:
-        """Finds users, positive events and held-out events of `table`, which needs the columns user_id and action."""
+        """Finds users, positive events and held-out events of `table`, which needs the `columns_of_ranges`."""
         users = table["user_id"].to_numpy()
         starts = starts_of_users(users)
         actions = encode(table["action"])
         positive = np.isin(np.array(actions.dictionary.to_pylist(), dtype=object), list(self.positive_actions))
-        return UserRanges.cut(
+        found = UserRanges.cut(
             user_ids=users[starts],
             offsets=np.append(starts, len(users)).astype(np.int64),
             is_positive=positive.take(actions.indices.to_numpy()),  # `take` is twice as fast as indexing.
             held_out=self.held_out,
         )
+        if not self.instants():
+            return found
+        times, received = (numpy_column(table, name) for name in ("time_ms", "received_ms"))
+        return found.cut_in_time(times, received, self.time_split, self.predict_from_ms)
 
     def read(self, buckets: Sequence[int] | NDArray[np.int64] | None = None, codes: Codes | None = None) -> Sequences:
         """Reads the sequences of the users of `buckets`, which are in ascending order; None means all users.
@@ -167,7 +240,7 @@ class SequenceSource:
         """
         spans = self.spans_of(range(self.num_buckets) if buckets is None else buckets)
         more = [*(["context"] if self._reads_context() else []), *(["time_ms"] if buckets is None else [])]
-        names = list(dict.fromkeys([*self._columns, "action", *more]))
+        names = list(dict.fromkeys([*self._columns, *self.columns_of_ranges, *more]))
         table = self.read_columns(spans, [name for name in names if codes is None or name != "item_id"])
         if codes is not None:
             table = table.append_column("item_id", pa.array(codes(spans)))
@@ -182,6 +255,7 @@ class SequenceSource:
             item_ids=events.columns["item"].values,
             is_positive=users.is_positive,
             targets=users.targets,
+            cuts=users.cuts,
             events=events,
             request=self._request_features(table, events, spans),
         )
@@ -263,12 +337,16 @@ def open_sequences(
     held_out: int = 1,
     vocabulary: Vocabulary | None = None,
     features: Callable[[Vocabulary], FeatureSet] = standard_features,
+    time_split: Callable[[Dataset], TimeSplit] | None = None,
+    predict_from_ms: int | None = None,
 ) -> SequenceSource:
     """Opens and verifies a dataset, unless it is already open. Empty `positive_actions` means all actions.
 
     `held_out` says which positive event of a user is held out, counted from the last: 1 for the test, 2 for validation;
     0 holds out nothing. `vocabulary` is the vocabulary of an existing model; its indices may differ from the indices of
     the dataset's own vocabulary. `features` takes a vocabulary and returns the features that the model reads.
+    `time_split` takes the opened dataset and returns the instants of a split by time; None means leave-last-out.
+    `predict_from_ms` is the instant from which on training predicts events; None means all training events.
     """
     opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     return SequenceSource(
@@ -278,6 +356,8 @@ def open_sequences(
         held_out=held_out,
         vocabulary=vocabulary,
         features=features,
+        time_split=None if time_split is None else time_split(opened),
+        predict_from_ms=predict_from_ms,
     )
 
 
@@ -290,6 +370,31 @@ def snapshot_path(lineage: Mapping[str, Any]) -> Path:
     """Returns the folder of the snapshot that `SequenceSource.lineage` recorded."""
     dataset = Path(lineage["dataset"])
     return dataset if dataset.name == lineage["snapshot"] else dataset / lineage["snapshot"]
+
+
+def _count_known(source: SequenceSource) -> IndexCounts:
+    """Counts the events that training may read, by item, action and surface, one bucket of users at a time."""
+    dataset = source.dataset
+    items = np.zeros(len(source.catalogue), dtype=np.int64)
+    names = {kind: dict.fromkeys(getattr(dataset, f"{kind}s"), 0) for kind in ("action", "surface")}
+    num_users = 0
+    for bucket in range(source.num_buckets):
+        columns = dict.fromkeys([*source.columns_of_ranges, "item_id", "surface"])
+        table = source.read_columns(source.spans_of([bucket]), list(columns))
+        found = source.ranges_of_users(table)
+        lengths = found.train_ends - found.offsets[:-1]
+        num_users += int((lengths > 0).sum())
+        chosen = found.training_events()
+        places = find_ids(source.catalogue, numpy_column(table, "item_id")[chosen])
+        items += np.bincount(places[places >= 0], minlength=len(items))
+        for kind, counts in names.items():
+            encoded = encode(table[kind])
+            numbers = np.bincount(encoded.indices.to_numpy()[chosen], minlength=len(encoded.dictionary))
+            for name, number in zip(encoded.dictionary.to_pylist(), numbers.tolist(), strict=True):
+                counts[name] += number
+    arrays = {f"{kind}s": np.array(list(counts.values()), dtype=np.int64) for kind, counts in names.items()}
+    figures = {"num_events": int(items.sum()), "num_users": num_users}
+    return IndexCounts({"items": items, **arrays}, figures)
 
 
 def _since_event_before(events: EventTable) -> Column:

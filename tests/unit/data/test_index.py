@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from tackboard.core.errors import DataError
 from tackboard.core.manifest import MANIFEST, verify_manifest, write_manifest
-from tackboard.data import index as index_module
-from tackboard.data.index import KIND, ItemFrequencies, TrainingIndex, index_training
+from tackboard.data import stored_counts as counts_module
+from tackboard.data.index import ItemFrequencies, TrainingIndex, index_training
 from tackboard.data.source import SequenceSource, open_sequences
 from tackboard.data.step_plan import cut_segments
+from tackboard.data.stored_counts import KIND
 from tackboard.events.dataset import INDEX
 
 
@@ -110,7 +111,7 @@ def test_every_setting_has_an_index_of_its_own(dataset: Path, monkeypatch: pytes
     ][len(sources) * len(settings) :]
     assert [source.counters.num_rows for source in sources] == [3 * source.dataset.num_events for source in sources]
     assert len(list(dataset.glob(f"{INDEX}/*/*"))) == 9
-    monkeypatch.setattr("tackboard.data.index.index_folder", lambda _snapshot: None)
+    monkeypatch.setattr("tackboard.data.stored_counts.index_folder", lambda _snapshot: None)
     fresh = [index_training(source, length, newest_only=newest) for source in sources for length, newest in settings]
     assert all(same(one, other, sources[0]) for one, other in zip(kept, fresh, strict=True))
     assert not any(same(one, other, sources[0]) for one, other in itertools.combinations(fresh, 2))
@@ -171,7 +172,7 @@ def test_a_dataset_that_is_read_only_works(dataset: Path, monkeypatch: pytest.Mo
     """Without an index, which cannot be kept, and with an index from before."""
     source = open_sequences(dataset)
     with monkeypatch.context() as patch:
-        patch.setattr(index_module, "new_directory", mock.Mock(side_effect=OSError(errno.EROFS, "read-only")))
+        patch.setattr(counts_module, "new_directory", mock.Mock(side_effect=OSError(errno.EROFS, "read-only")))
         made = index_training(source, 8)
     assert not list(dataset.glob(f"{INDEX}/*/*"))
     assert same(index_training(source, 8), made, source) and same(index_training(source, 8), made, source)
