@@ -27,7 +27,8 @@ from tackboard.core.errors import TackboardError
 from tackboard.core.files import read_json, write_json_atomic
 from tackboard.core.progress import say
 from tackboard.core.vocabulary import Vocabulary
-from tackboard.evaluation.ranking import evaluated_users, rank_model, target_ranks
+from tackboard.evaluation.judged_events import judged_events
+from tackboard.evaluation.ranking import rank_model, target_ranks
 from tackboard.features.feature_set import read_features
 from tackboard.flow.command import PROGRAM, run_command
 from tackboard.flow.jobs import step_name
@@ -135,7 +136,8 @@ def ranks_of(run: Path) -> NDArray[np.int64]:
     data = config.data.at(state["lineage"])
     sequences = data.open(lambda _: read_features(checkpoint.path), vocabulary=vocabulary).read()
     score = rank_model(model, sequences, config.model.tables, config.model.max_history)
-    return target_ranks(score, sequences, evaluated_users(sequences), filter_seen=config.evaluation.filter_seen)
+    judged = judged_events(sequences, config.evaluation.judged)
+    return target_ranks(score, sequences, judged, filter_seen=config.evaluation.filter_seen)
 
 
 def largest_difference(losses: list[float], expected: list[float]) -> float:

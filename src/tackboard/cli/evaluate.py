@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +15,12 @@ if TYPE_CHECKING:
     import torch
 
     from tackboard.checkpoint.store import Checkpoint
+    from tackboard.core.vocabulary import Vocabulary
     from tackboard.data.request_loader import RequestSource
     from tackboard.data.source import SequenceSource
     from tackboard.data.stream import StreamSource
     from tackboard.events.dataset import Dataset
+    from tackboard.features.feature_set import FeatureSet
     from tackboard.train.config import RunConfig
 
 
@@ -27,6 +31,15 @@ def evaluate(
     ),
     filter_seen: bool | None = typer.Option(
         None, "--filter-seen/--keep-seen", help="Take items of the history out of the ranking; default: the recipe's."
+    ),
+    cut: str | None = typer.Option(
+        None, "--cut", help="Judge events from this instant on, with a run that was trained on earlier events only."
+    ),
+    judged: str | None = typer.Option(
+        None, "--judged", help="Judge each user's first or last event after the cut, or all; default: the recipe's."
+    ),
+    cutoffs: str | None = typer.Option(
+        None, "--cutoffs", help="Compute HR@k and NDCG@k for these k, such as 5,10,100; default: the recipe's."
     ),
     item_time: str | None = typer.Option(
         None,
@@ -42,35 +55,57 @@ def evaluate(
 ) -> None:
     """Measure how good a trained model is, and compare it with simple baselines.
 
-    A retrieval model gets HR@k and NDCG@k over the whole catalogue, and is compared with popularity, item-to-item and,
-    on a synthetic world, the oracle. On a stream (events made while training reads them), a fixed sample of items takes
+    A retrieval model gets HR@k and NDCG@k over the whole catalogue, and is compared with popularity, recent popularity,
+    item-to-item, the user's own recent items and, on a synthetic world, the oracle. Each evaluation writes a page with
+    plots beside its figures. On a stream (events made while training reads them), a fixed sample of items takes
     the place of the catalogue, and the log-loss of a softmax over the sample is measured too. A ranker gets AUC,
     log-loss, normalised entropy, calibration and HIT@3 for each label on requests of held-out users, and is compared
     with each item's mean label in training.
     """
-    from tackboard.evaluation.ranking import better_baseline
-
-    options: dict[str, Any] = {"filter_seen": filter_seen, "max_users": max_users, "device": device}
-    options["item_time"] = item_time
-    result = evaluate_run(run, dataset=dataset, code_file=code, **options)
+    settings = {"filter_seen": filter_seen, "judged": judged, "cutoffs": cutoffs and _whole_numbers(cutoffs)}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    options: dict[str, Any] = {"max_users": max_users, "device": device, "item_time": item_time, "cut": cut}
+    result = evaluate_run(run, dataset=dataset, code_file=code, settings=settings, **options)
     if json_output:
         typer.echo(json.dumps(result))
         return
     if "num_candidates" in result:
         _print_requests(result)
         return
+    _print_rankings(result)
+
+
+def _whole_numbers(text: str) -> tuple[int, ...]:
+    from tackboard.core.errors import UsageError
+
+    if not re.fullmatch(r"[1-9]\d{0,6}(,[1-9]\d{0,6})*", text):
+        raise UsageError(
+            f"--cutoffs {text} is no list of whole numbers", allowed="allowed: 1 or more, such as 5,10,100"
+        )
+    return tuple(sorted({int(number) for number in text.split(",")}))
+
+
+def _print_rankings(result: dict[str, Any]) -> None:
+    from tackboard.evaluation.ranking import better_baseline
+
     names = [key for key in result["rows"][0] if key != "name"]
     typer.echo(
         f"{result['num_users']:,} users, {result['num_items']:,} items; {result['protocol']}; step {result['step']:,}"
     )
     typer.echo("items of the history are " + ("taken out" if result["filter_seen"] else "kept in the ranking"))
-    typer.echo(" " * 14 + "".join(f"{name:>9}" for name in names))
+    typer.echo(" " * 14 + "".join(f"{name:>13}" for name in names))
     for row in result["rows"]:
-        typer.echo(f"{row['name']:<14}" + "".join(f"{row[name]:9.4f}" for name in names))
+        typer.echo(f"{row['name']:<14}" + "".join(f"{row[name]:13.4f}" for name in names))
+    for name, hours in result.get("windows_h", {}).items():
+        typer.echo(f"{name}: events of {hours:g} hours, the best window before the judged events")
+    if share := result.get("never_seen_share"):
+        typer.echo(f"{share:.1%} of the judged events are on items that training never saw: the model cannot rank them")
     if result["gap_closed"] is not None:
         typer.echo(_gap_sentence(result["gap_closed"], "log-loss" if "log_loss" in names else "HR@10"))
     if better := better_baseline(result["rows"]):
         typer.echo(f"{better} ranks better than the model here (HR@10); docs/training.md says what to try")
+    if "page" in result:
+        typer.echo(f"slices and plots: {result['page']}")
 
 
 def _print_requests(result: dict[str, Any]) -> None:
@@ -115,19 +150,21 @@ def evaluate_run(
     *,
     dataset: Path | None = None,
     verified: Dataset | None = None,
-    filter_seen: bool | None = None,
+    settings: Mapping[str, Any] | None = None,
+    cut: str | None = None,
     item_time: str | None = None,
     max_users: int | None = None,
     code_file: Path | None = None,
     device: str = "cpu",
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Evaluates one checkpoint and returns its metrics, which are also written to step-N.json in the run's eval folder.
+    """Evaluates one checkpoint and returns its metrics, which are also written to the run's eval folder.
 
+    The file of an evaluation is named after the step and, for rankings, after everything that decides the figures.
     metrics.json holds the metrics of the last evaluation. If `run` is a `Checkpoint`, it is not verified again. If the
     caller has already opened the snapshot that the run was trained on, `verified` is this snapshot, and it is not
-    verified again. `filter_seen` and `item_time` replace settings of the run's config. `code_file` is the file of a
-    user's own model, if the user named it.
+    verified again. `settings` and `item_time` replace settings of the run's evaluation, and `cut` the split of its data.
+    `code_file` is the file of a user's own model, if the user named it.
     """
     import torch
 
@@ -135,7 +172,7 @@ def evaluate_run(
     from tackboard.checkpoint.trained import STATE, load_trained, stored_parameters
     from tackboard.core.documents import blaming
     from tackboard.core.errors import UsageError
-    from tackboard.core.files import write_json_atomic
+    from tackboard.core.files import write_json_atomic, write_text_atomic
     from tackboard.core.machine import usable_cores
     from tackboard.core.vocabulary import Vocabulary
     from tackboard.data.request_loader import RequestConfig, RequestSource
@@ -156,16 +193,20 @@ def evaluate_run(
         config = config_from_json(checkpoint.state["config"], code_file)
         features = features or features_for_model(config.model.reads, vocabulary, config.model.max_history)
     check_reads(config.model.reads, features, checkpoint.path / FEATURES)
-    if filter_seen is not None and isinstance(config.data, RequestConfig | StreamConfig):
+    given = [*(settings or {}), *([] if cut is None else ["cut"])]
+    if given and isinstance(config.data, RequestConfig | StreamConfig):
         reason = "to a run on a stream, whose users return to items"
         if isinstance(config.data, RequestConfig):
             reason = "to a ranker, which scores the candidates of each request"
-        raise UsageError(f"--filter-seen and --keep-seen do not apply {reason}", fix="leave the option out")
+        option = "--filter-seen and --keep-seen do" if given[0] == "filter_seen" else f"--{given[0]} does"
+        raise UsageError(f"{option} not apply {reason}", fix="leave the option out")
+    config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, **(settings or {})))
     if item_time is not None and not isinstance(config.data, RequestConfig):
         raise UsageError("--item-time applies only to a ranker", fix="leave the option out")
     model = restore_model(config.model, vocabulary, stored_parameters(checkpoint), checkpoint.path / STATE, place)
     data = config.data.at(trained_on)
-    source = data.open(lambda _vocabulary: features, dataset=dataset or verified, vocabulary=vocabulary)
+    judging = data if cut is None else dataclasses.replace(data, split="time", cut=cut, validation_hours=0.0)
+    source = judging.open(lambda _vocabulary: features, dataset=dataset or verified, vocabulary=vocabulary)
     warn_of_unseen(source)
     if isinstance(source, RequestSource):
         trained = source
@@ -176,14 +217,57 @@ def evaluate_run(
     elif isinstance(source, StreamSource):
         result = _judge_stream(model, config, source, max_users=max_users, quiet=quiet)
     else:
-        result = _judge_rankings(model, config, source, filter_seen, max_users=max_users, quiet=quiet)
+        fitted = None
+        if dataset is not None or cut is not None:
+            fitted = _opened_for_training(data, lambda _: features, vocabulary)
+        if cut is not None:
+            check_unseen_events(source, trained_on, fitted)
+        result = _judge_rankings(model, config, source, fitted, max_users=max_users, quiet=quiet)
     step = int(checkpoint.state["step"])
     result |= {"checkpoint": str(checkpoint.path), "step": step}
     folder = checkpoint.path.parent.parent / "eval"
     folder.mkdir(exist_ok=True)
-    for name in (f"step-{step:08d}.json", "metrics.json"):
-        write_json_atomic(folder / name, result)
+    name = "_".join([f"step-{step:08d}", *([result["name"]] if "name" in result else [])])
+    if "slices" in result:
+        from tackboard.evaluation.page import evaluation_page
+
+        result["page"] = str(folder / f"{name}.html")
+        write_text_atomic(folder / f"{name}.html", evaluation_page(result))
+    for file in (f"{name}.json", "metrics.json"):
+        write_json_atomic(folder / file, result)
     return result
+
+
+def _opened_for_training(
+    data: Any, features: Callable[[Any], FeatureSet], vocabulary: Vocabulary
+) -> SequenceSource | None:
+    """Opens the data that the run was trained on, for the baselines. Returns None, with a warning, if it is gone."""
+    from tackboard.core.errors import DataError
+    from tackboard.core.progress import say
+
+    try:
+        source: SequenceSource = data.open(features, vocabulary=vocabulary)
+    except DataError as error:
+        say(f"warning: the baselines are fitted on the judged dataset, because of the run's own: {error.got}")
+        return None
+    return source
+
+
+def check_unseen_events(source: SequenceSource, trained_on: Mapping[str, Any], trained: SequenceSource | None) -> None:
+    """Raises UsageError if the run read events at or after the cut from which on it is judged."""
+    from tackboard.core.errors import UsageError
+    from tackboard.data.time_split import shown_instant
+
+    until_ms = trained_on.get("until_ms")
+    if until_ms is None and trained is not None:
+        until_ms = int(trained.dataset.statistics["last_ms"]) + 1
+    split = source.time_split
+    if split is not None and until_ms is not None and split.cut_ms < until_ms:
+        raise UsageError(
+            f"--cut {shown_instant(split.cut_ms)} lies before the end of training, {shown_instant(until_ms)}",
+            allowed="a run is judged only on events that it was not trained on",
+            fix="train with --set data.split=time --set data.cut=INSTANT, or name a newer dataset: --dataset DATASET",
+        )
 
 
 def device_named(device: str) -> torch.device:
@@ -212,31 +296,27 @@ def _judge_rankings(
     model: Any,
     config: RunConfig,
     source: SequenceSource,
-    filter_seen: bool | None,
+    trained: SequenceSource | None,
     *,
     max_users: int | None,
     quiet: bool,
 ) -> dict[str, Any]:
-    """Ranks the whole catalogue for every held-out event."""
-    from tackboard.evaluation.ranking import baselines, evaluate_rankings, gap_closed, rank_model
-    from tackboard.evaluation.truth import oracle
+    """Ranks the whole catalogue for every judged event. The baselines are fitted on `trained`; None means `source`."""
+    from tackboard.data.config import PartOfUsers
+    from tackboard.evaluation.catalogue import judge_catalogue
 
     _check_retrieval(model)
-    sequences = source.read()
-    rivals = baselines(sequences)
-    rivals["model"] = rank_model(model, sequences, config.model.tables, config.model.max_history)
-    if (truth := oracle(sequences)) is not None:
-        rivals["oracle"] = truth
-    result = evaluate_rankings(
-        sequences,
-        rivals,
-        cutoffs=config.evaluation.cutoffs,
-        filter_seen=config.evaluation.filter_seen if filter_seen is None else filter_seen,
-        chunk_users=config.evaluation.chunk_users,
+    return judge_catalogue(
+        model,
+        source.read(),
+        config.model.tables,
+        config.model.max_history,
+        config.evaluation,
+        trained=None if trained is None else trained.read(),
+        part=PartOfUsers("train", config.data.validation_share),
         max_users=max_users,
         quiet=quiet,
     )
-    return result | {"gap_closed": gap_closed(result["rows"])}
 
 
 def _judge_stream(
@@ -282,8 +362,6 @@ def _judge_requests(
     quiet: bool,
 ) -> dict[str, Any]:
     """Scores the requests of held-out users (data.test_share). On another dataset, scores the requests of all users."""
-    import dataclasses
-
     from tackboard.core.errors import UsageError
     from tackboard.evaluation.labelled_requests import evaluate_requests
 

@@ -175,8 +175,9 @@ def _nothing_to_train_on(source: SequenceSource, users: PartOfUsers, *, has_even
     what = "positive event" if has_events else "event"
     if source.instants():
         named = ", ".join(f"{name.removesuffix('_ms')} {shown_instant(at)}" for name, at in source.instants().items())
+        part = "validation" if users.is_slice or users.part == "validation" else "training"
         return DataError(
-            f"{source.path} has no {what} for {'validation' if users.is_slice or users.part == 'validation' else 'training'}",
+            f"{source.path} has no {what} for {part}",
             allowed=f"the instants that decide it: {named}",
             fix="choose another data.cut, data.validation_hours or data.predict_from",
         )

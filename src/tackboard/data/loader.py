@@ -302,16 +302,20 @@ def stored_batch(
     lengths: NDArray[np.int64],
     hashing: HashConfig,
     frequencies: ItemFrequencies | None = None,
+    *,
+    requests: NDArray[np.int64] | None = None,
 ) -> SequenceBatch:
     """Makes a batch of B ranges of stored events. Range b has lengths[b] events of user users[b], from starts[b] on.
 
     If `frequencies` is given, the batch is for a loss. It then has the positive events, the log shares of the items,
     and for each event the features of a request just before the event. If `frequencies` is None, the batch equals the
     batch that a server would build, with the features of the single request that follows the history. So evaluation
-    sees only data that a server would see.
+    sees only data that a server would see. `requests` [B] holds the events at whose times these requests happen; by
+    default, the held-out events.
     """
     events = ranges(starts, lengths)
-    requests = events if frequencies else ends_of_history(sequences, users)
+    if requests is None:
+        requests = events if frequencies else ends_of_history(sequences, users)
     return make_batch(
         history=sequences.histories(starts, lengths),
         request={name: column.take(requests) for name, column in sequences.request.items()},

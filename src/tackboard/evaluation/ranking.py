@@ -1,9 +1,12 @@
-"""Evaluates rankings of the full catalogue by leave-last-out, and compares a model and its rivals in one table.
+"""Evaluates rankings of the full catalogue, and compares a model and its rivals in one table.
 
-The target is each user's last positive event, or for validation an earlier positive event; the result says which event.
-All events before the target are the history. Every item of the catalogue is ranked, and ties count against the
-target. A setting decides whether items of the history are removed from the ranking; the result includes this
-setting. Users are ranked in chunks, so memory does not grow with the number of users.
+The judged events are those that the data's split holds out (judged_events.py). All events of a user before a judged
+event are its history. Every item of the catalogue is ranked, and ties count against the target. A setting decides
+whether items of the history are removed from the ranking; the result includes this setting. Judged events are ranked in
+chunks, so memory does not grow with their number.
+
+With a split by time, items compete from their first event on. A model ranks items that training never saw behind all
+others, because their rows say nothing.
 """
 
 from __future__ import annotations
@@ -19,16 +22,16 @@ from numpy.typing import NDArray
 
 from tackboard.batch import HashConfig, SequenceBatch, item_rows
 from tackboard.core.config import check
-from tackboard.core.errors import ConfigError, DataError
+from tackboard.core.errors import ConfigError
 from tackboard.core.progress import Progress
 from tackboard.data.loader import stored_batch
 from tackboard.data.sequences import Sequences
-from tackboard.evaluation.baselines import ItemToItem, Popularity
+from tackboard.evaluation.judged_events import JUDGED, Judged, JudgedEvents
 from tackboard.features.column import ranges
 from tackboard.metrics.ranks import RankingMetrics, ranks_of_targets
 
-ScoreUsers = Callable[[NDArray[np.int64]], "NDArray[np.floating] | torch.Tensor"]
-"""A function that takes positions of users [U] and returns scores over the catalogue [U, items], on any device."""
+ScoreEvents = Callable[[JudgedEvents], "NDArray[np.floating] | torch.Tensor"]
+"""A function that takes J judged events and returns scores over the catalogue [J, items], on any device."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,9 @@ class EvaluationConfig:
     """Whether items of the history are removed from the ranking. Use False if users often return to the same items."""
     chunk_users: int = 256
     """Number of users ranked at once, which limits memory."""
+    judged: Judged = "first"
+    """Events that are judged if data.split is time: each user's `first` or `last` positive event from the cut on, or
+    `all` of them."""
     item_time: str = ""
     """Time attribute of the items, such as birth_ms. HIT@3 of a ranker is then also shown by the age of the items. The
     age is the time of the request minus this time. If empty, HIT@3 is not shown by age."""
@@ -48,83 +54,115 @@ class EvaluationConfig:
     def __post_init__(self) -> None:
         check(bool(self.cutoffs) and min(self.cutoffs) >= 1, "evaluation.cutoffs", self.cutoffs, "positive numbers")
         check(self.chunk_users >= 1, "evaluation.chunk_users", self.chunk_users, "1 or more")
+        check(self.judged in JUDGED, "evaluation.judged", self.judged, ", ".join(JUDGED))
 
 
 def rank_model(
-    model: Any, sequences: Sequences, hashing: HashConfig, max_history: int, *, skip_newest: int = 0
-) -> ScoreUsers:
-    """Returns a function that scores the catalogue for users, from their events before the held-out event. The newest
-    `skip_newest` of these events are left out."""
+    model: Any,
+    sequences: Sequences,
+    hashing: HashConfig,
+    max_history: int,
+    *,
+    skip_newest: int = 0,
+    known: NDArray[np.bool_] | None = None,
+) -> ScoreEvents:
+    """Returns a function that scores the catalogue for judged events, from the user's events before them.
+
+    The newest `skip_newest` of these events are left out. If `known` [V] is given, other items get the lowest score.
+    """
     model.eval()
     device = next(model.parameters()).device
     with torch.no_grad():
         items = model.encode_items(item_rows(sequences.catalogue, hashing).to(device))
+    unknown = None if known is None else torch.from_numpy(~known).to(device)
 
-    def score(users: NDArray[np.int64]) -> torch.Tensor:
+    def score(judged: JudgedEvents) -> torch.Tensor:
         with torch.no_grad():
-            batch = history_batch(sequences, users, hashing, max_history, skip_newest=skip_newest).to(device)
+            batch = history_batch(sequences, judged, hashing, max_history, skip_newest=skip_newest).to(device)
             scores: torch.Tensor = (model.encode_users(batch) @ items.T).float()
-            return scores
+            return scores if unknown is None else scores.masked_fill_(unknown, float("-inf"))
 
     return score
 
 
 def history_batch(
     sequences: Sequences,
-    users: NDArray[np.int64],
+    judged: JudgedEvents,
     hashing: HashConfig,
     max_history: int,
     *,
     skip_newest: int = 0,
 ) -> SequenceBatch:
-    """Returns the newest `max_history` events before each user's held-out event.
+    """Returns the newest `max_history` events of the user before each judged event.
 
-    The newest `skip_newest` events before the held-out event are left out and not counted. Features of the request
-    are computed at the held-out event, so they do not fit a history with skipped events.
+    The newest `skip_newest` of these events are left out and not counted. Features of the request are computed at the
+    judged event, so they do not fit a history with skipped events.
     """
     if skip_newest and sequences.request:
         raise ConfigError(
             f"the newest {skip_newest} events are skipped, but the model reads {', '.join(sequences.request)}",
             allowed="features of the request belong to the whole history",
         )
-    begins = sequences.offsets[:-1][users]
-    ends = np.maximum(begins, sequences.train_ends[users] - skip_newest)
+    begins = sequences.offsets[:-1][judged.users]
+    ends = np.maximum(begins, judged.events - skip_newest)
     starts = np.maximum(begins, ends - max_history)
-    return stored_batch(sequences, users, starts, ends - starts, hashing)
+    # A user without a held-out event has no event after the history. The request then has the time of the last event.
+    requests = np.minimum(judged.events, sequences.offsets[1:][judged.users] - 1)
+    return stored_batch(sequences, judged.users, starts, ends - starts, hashing, requests=requests)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranked:
+    """How one rival ranked J judged events: the 0-based rank of each target, and the first items of each ranking."""
+
+    ranks: NDArray[np.int64]
+    top: NDArray[np.int64]
+    """Positions in the catalogue of the first items, best first [J, k]."""
 
 
 def evaluate_rankings(
     sequences: Sequences,
-    rivals: dict[str, ScoreUsers],
+    rivals: dict[str, ScoreEvents],
+    judged: JudgedEvents,
     *,
     cutoffs: tuple[int, ...],
     filter_seen: bool,
     chunk_users: int = 256,
-    max_users: int | None = None,
+    appears_ms: NDArray[np.int64] | None = None,
+    top: int = 0,
     quiet: bool = False,
-) -> dict[str, Any]:
-    """Returns HR@k and NDCG@k of each of `rivals` over the first `max_users` of `evaluated_users`."""
-    users = evaluated_users(sequences)[:max_users]
-    rows, seconds = [], {}
+) -> tuple[dict[str, Any], dict[str, Ranked]]:
+    """Ranks the judged events by each of `rivals`. Returns a table of HR@k, NDCG@k and MRR, and what each rival ranked.
+
+    `appears_ms` and `top` are those of `rank_events`.
+    """
+    rows, seconds, ranked = [], {}, {}
     for name, score in rivals.items():
         started = time.perf_counter()
-        with Progress(f"ranking by {name}", total=len(users), unit="users", quiet=quiet) as progress:
-            ranks = target_ranks(
-                score, sequences, users, filter_seen=filter_seen, chunk_users=chunk_users, advance=progress.advance
+        with Progress(f"ranking by {name}", total=len(judged), unit="users", quiet=quiet) as progress:
+            ranked[name] = rank_events(
+                score,
+                sequences,
+                judged,
+                filter_seen=filter_seen,
+                chunk_users=chunk_users,
+                appears_ms=appears_ms,
+                top=top,
+                advance=progress.advance,
             )
         metrics = RankingMetrics(cutoffs)
-        metrics.update(ranks)
+        metrics.update(ranked[name].ranks)
         seconds[name] = time.perf_counter() - started
         rows.append({"name": name} | {key: round(value, 6) for key, value in metrics.result().items()})
-    return {
-        "protocol": f"{held_out_event(sequences.source.held_out)}, full catalogue, ties against the target",
-        "held_out": sequences.source.held_out,
+    table = {
         "filter_seen": filter_seen,
-        "num_users": len(users),
+        "num_users": len(np.unique(judged.users)),
+        "num_events": len(judged),
         "num_items": len(sequences.catalogue),
         "rows": rows,
-        "users_per_s": round(len(users) / max(1e-9, seconds.get("model", sum(seconds.values()))), 1),
+        "users_per_s": round(len(judged) / max(1e-9, seconds.get("model", sum(seconds.values()))), 1),
     }
+    return table, ranked
 
 
 def held_out_event(held_out: int) -> str:
@@ -134,56 +172,50 @@ def held_out_event(held_out: int) -> str:
     return f"validation: the last positive event but {({2: 'one', 3: 'two'}).get(held_out, held_out - 1)}"
 
 
-def evaluated_users(sequences: Sequences) -> NDArray[np.int64]:
-    """Returns the positions of users with a held-out event and a history. Raises DataError if there are none.
-
-    A user with fewer than `held_out` positive events is left out, because the target of validation could then be the
-    same event as the target of the test.
-    """
-    targets = sequences.targets
-    counts = np.append(0, np.cumsum(sequences.is_positive))
-    from_target = counts[sequences.offsets[1:]] - counts[targets]
-    has_target = (targets >= 0) & (from_target >= sequences.source.held_out)
-    users = np.flatnonzero(has_target & (targets > sequences.offsets[:-1]))
-    if len(users) == 0:
-        raise DataError(
-            f"{sequences.source.path} has no user to evaluate",
-            allowed="a user needs as many positive events as data.held_out, and an event before the held-out event",
-        )
-    return users
-
-
 def target_ranks(
-    score: ScoreUsers,
+    score: ScoreEvents, sequences: Sequences, judged: JudgedEvents, *, filter_seen: bool, **settings: Any
+) -> NDArray[np.int64]:
+    """Returns the 0-based rank of each judged event's item in the whole catalogue [J]; see `rank_events`."""
+    return rank_events(score, sequences, judged, filter_seen=filter_seen, **settings).ranks
+
+
+def rank_events(
+    score: ScoreEvents,
     sequences: Sequences,
-    users: NDArray[np.int64],
+    judged: JudgedEvents,
     *,
     filter_seen: bool,
     chunk_users: int = 256,
     skip_newest: int = 0,
+    appears_ms: NDArray[np.int64] | None = None,
+    top: int = 0,
     advance: Callable[[int], None] = lambda _count: None,
-) -> NDArray[np.int64]:
-    """Returns the 0-based rank of each user's held-out item in the whole catalogue [U].
+) -> Ranked:
+    """Ranks the catalogue for each judged event, and returns the rank of its item and the first `top` items.
 
     If `score` skips the newest events of a history, `skip_newest` must have the same value here. Otherwise the removal
-    of seen items would reveal the skipped events.
+    of seen items would reveal the skipped events. If `appears_ms` [V] is given, an item does not compete for events
+    before this time.
     """
-    targets = np.searchsorted(sequences.catalogue, sequences.item_ids[sequences.targets[users]])
-    ranks = np.empty(len(users), dtype=np.int64)
-    for begin in range(0, len(users), chunk_users):
+    targets = judged.items(sequences)
+    ranks = np.empty(len(judged), dtype=np.int64)
+    best = np.empty((len(judged), min(top, len(sequences.catalogue))), dtype=np.int64)
+    appears = None if appears_ms is None else torch.from_numpy(appears_ms)
+    for begin in range(0, len(judged), chunk_users):
         chunk = slice(begin, begin + chunk_users)
+        events = judged.take(chunk)
         # Ranks are computed on the device of the scores, because copying a gigabyte of scores would be slow.
-        scores = torch.as_tensor(score(users[chunk]))
+        scores = torch.as_tensor(score(events))
+        if appears is not None:
+            times = torch.from_numpy(sequences.events.times[events.events])
+            scores.masked_fill_((appears > times[:, None]).to(scores.device), float("-inf"))
         if filter_seen:
-            _remove_seen(scores, sequences, users[chunk], targets[chunk], skip_newest)
+            _remove_seen(scores, sequences, events, targets[chunk], skip_newest)
         ranks[chunk] = ranks_of_targets(scores, targets[chunk])
-        advance(len(users[chunk]))
-    return ranks
-
-
-def baselines(sequences: Sequences) -> dict[str, ScoreUsers]:
-    """Returns the baselines with which every model is compared."""
-    return {"popularity": Popularity(sequences).score, "item-to-item": ItemToItem(sequences).score}
+        if top:
+            best[chunk] = scores.topk(best.shape[1], dim=1).indices.cpu().numpy()
+        advance(len(events))
+    return Ranked(ranks, best)
 
 
 def gap_closed(rows: list[dict[str, Any]], metric: str = "hr@10") -> float | None:
@@ -210,14 +242,14 @@ def better_baseline(rows: list[dict[str, Any]], metric: str = "hr@10") -> str | 
 def _remove_seen(
     scores: torch.Tensor,
     sequences: Sequences,
-    users: NDArray[np.int64],
+    judged: JudgedEvents,
     targets: NDArray[np.int64],
     skip_newest: int = 0,
 ) -> None:
     """Ranks items of the history last, except the target itself, which keeps its score even if it was seen before."""
-    lengths = np.maximum(0, sequences.train_ends[users] - skip_newest - sequences.offsets[:-1][users])
-    history = sequences.item_ids[ranges(sequences.offsets[:-1][users], lengths)]
-    rows, seen = np.repeat(np.arange(len(users)), lengths), np.searchsorted(sequences.catalogue, history)
+    lengths = np.maximum(0, judged.lengths(sequences) - skip_newest)
+    history = sequences.item_ids[ranges(sequences.offsets[:-1][judged.users], lengths)]
+    rows, seen = np.repeat(np.arange(len(judged)), lengths), np.searchsorted(sequences.catalogue, history)
     others = seen != targets[rows]
     places = (torch.from_numpy(rows[others]).to(scores.device), torch.from_numpy(seen[others]).to(scores.device))
     scores.index_put_(places, torch.full((), float("-inf"), dtype=scores.dtype, device=scores.device))

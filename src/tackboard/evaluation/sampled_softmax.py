@@ -33,7 +33,8 @@ from tackboard.core.errors import DataError
 from tackboard.core.progress import Progress
 from tackboard.data.sequences import Sequences
 from tackboard.data.stream import StreamSource
-from tackboard.evaluation.ranking import ScoreUsers, rank_model
+from tackboard.evaluation.judged_events import JudgedEvents
+from tackboard.evaluation.ranking import ScoreEvents, rank_model
 from tackboard.features.column import offsets_of, ranges
 from tackboard.features.entity_tables import find_ids
 from tackboard.metrics.ranks import RankingMetrics, ranks_of_targets
@@ -61,6 +62,7 @@ def evaluate_stream(
     sequences = source.test_sequences(max_users)
     targets_U = find_ids(source.catalogue, sequences.item_ids[sequences.targets])
     users = np.flatnonzero(targets_U >= 0)
+    judged = JudgedEvents(users, sequences.targets[users])
     if len(users) == 0:
         raise DataError(
             f"no target of {len(sequences.user_ids):,} test users is in the sample of {len(source.catalogue):,} items",
@@ -71,10 +73,10 @@ def evaluate_stream(
         started, metrics, losses = time.perf_counter(), RankingMetrics(cutoffs), []
         with Progress(f"scoring by {name}", total=len(users), unit="users", quiet=quiet) as progress:
             for begin in range(0, len(users), chunk_users):
-                chunk = users[begin : begin + chunk_users]
+                chunk = judged.take(slice(begin, begin + chunk_users))
                 scores_US = torch.as_tensor(score(chunk))
-                losses.append(log_losses(scores_US, targets_U[chunk]))
-                metrics.update(ranks_of_targets(scores_US, targets_U[chunk]))
+                losses.append(log_losses(scores_US, targets_U[chunk.users]))
+                metrics.update(ranks_of_targets(scores_US, targets_U[chunk.users]))
                 progress.advance(len(chunk))
         found = {LOG_LOSS: float(np.concatenate(losses).mean())} | metrics.result()
         rows.append({"name": name} | {key: round(value, 6) for key, value in found.items()})
@@ -90,8 +92,8 @@ def evaluate_stream(
     }
 
 
-def stream_rivals(model: Any, sequences: Sequences, hashing: HashConfig, max_history: int) -> dict[str, ScoreUsers]:
-    """Returns each rival by name, as a function that takes positions of users and returns scores over the catalogue.
+def stream_rivals(model: Any, sequences: Sequences, hashing: HashConfig, max_history: int) -> dict[str, ScoreEvents]:
+    """Returns each rival by name, as a function that takes judged events and returns scores over the catalogue.
 
     The softmax of these scores gives the rival's probabilities.
     """
@@ -100,25 +102,24 @@ def stream_rivals(model: Any, sequences: Sequences, hashing: HashConfig, max_his
     log_shares_S = law.log_share(catalogue)
     log_ranks_S, topics_S = law.log_rank_share(catalogue), law.topics_of_items(catalogue)
     products = rank_model(model, sequences, hashing, max_history)
-    scale = _scale_of_scores(
-        model, sequences, torch.as_tensor(products(np.zeros(1, dtype=np.int64)))[0], hashing, max_history
-    )
+    first = JudgedEvents(np.zeros(1, dtype=np.int64), sequences.train_ends[:1])
+    scale = _scale_of_scores(model, sequences, torch.as_tensor(products(first))[0], hashing, max_history)
 
-    def popularity(users: NDArray[np.int64]) -> NDArray[np.float32]:
-        return np.broadcast_to(log_shares_S, (len(users), len(log_shares_S))).copy()
+    def popularity(judged: JudgedEvents) -> NDArray[np.float32]:
+        return np.broadcast_to(log_shares_S, (len(judged), len(log_shares_S))).copy()
 
-    def oracle(users: NDArray[np.int64]) -> NDArray[np.float64]:
-        lengths = sequences.train_ends[users] - sequences.offsets[:-1][users]
-        events = ranges(sequences.offsets[:-1][users], lengths)
+    def oracle(judged: JudgedEvents) -> NDArray[np.float64]:
+        lengths = judged.lengths(sequences)
+        events = ranges(sequences.offsets[:-1][judged.users], lengths)
         next_UT = law.next_topics(sequences.item_ids[events], offsets_of(lengths))
         scores_US: NDArray[np.float64] = np.log(next_UT).take(topics_S, axis=1)
         scores_US += log_ranks_S
         return scores_US
 
-    def of_model(users: NDArray[np.int64]) -> torch.Tensor:
-        return torch.as_tensor(products(users)) * scale
+    def of_model(judged: JudgedEvents) -> torch.Tensor:
+        return torch.as_tensor(products(judged)) * scale
 
-    rivals: dict[str, Callable[[NDArray[np.int64]], Any]] = {
+    rivals: dict[str, Callable[[JudgedEvents], Any]] = {
         "popularity": popularity,
         "model": of_model,
         "oracle": oracle,

@@ -9,14 +9,15 @@ from tackboard.core.config import from_dict
 from tackboard.core.documents import blaming
 from tackboard.core.errors import DataError, UsageError
 from tackboard.data.sequences import Sequences
-from tackboard.evaluation.ranking import ScoreUsers
+from tackboard.evaluation.judged_events import JudgedEvents
+from tackboard.evaluation.ranking import ScoreEvents
 from tackboard.events.dataset import TRUTH
 from tackboard.events.synthetic.oracle import oracle_item_ids, oracle_scores
 from tackboard.events.synthetic.world_config import WorldConfig
 from tackboard.features.entity_tables import find_ids
 
 
-def oracle(sequences: Sequences) -> ScoreUsers | None:
+def oracle(sequences: Sequences) -> ScoreEvents | None:
     """Returns a function that scores items by their true probability; None if the dataset is not a synthetic world."""
     dataset = sequences.source.dataset
     truth = dataset.read_truth()
@@ -32,12 +33,12 @@ def oracle(sequences: Sequences) -> ScoreUsers | None:
         if (columns < 0).any():
             raise DataError("the world does not have the items of the dataset")
 
-    def score(users: NDArray[np.int64]) -> NDArray[np.float64]:
-        index = sequences.targets[users] - sequences.offsets[:-1][users]
+    def score(judged: JudgedEvents) -> NDArray[np.float64]:
+        index = judged.lengths(sequences)
         with blaming(path):
             try:
                 # Targets are positive events, so the oracle uses probabilities given that the event is not a hide.
-                return oracle_scores(config, sequences.user_ids[users], index, given_kept=True)[:, columns]
+                return oracle_scores(config, sequences.user_ids[judged.users], index, given_kept=True)[:, columns]
             except UsageError as error:
                 raise DataError(f"the world does not have the events of the dataset: {error.got}") from None
 

@@ -45,8 +45,9 @@ from tackboard.core.progress import say
 from tackboard.core.rundir import RunDirectory
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import SequenceSource, open_sequences
-from tackboard.evaluation.baselines import ItemToItem, Popularity
-from tackboard.evaluation.ranking import ScoreUsers, evaluated_users, rank_model, target_ranks
+from tackboard.evaluation.baselines import ItemToItem, Popularity, RecentlySeen, TrainingEvents
+from tackboard.evaluation.judged_events import JudgedEvents, held_out_events
+from tackboard.evaluation.ranking import ScoreEvents, rank_model, target_ranks
 from tackboard.flow.jobs import Step, run_step
 from tackboard.metrics.ranks import RankingMetrics
 from tackboard.models.interface import build_model
@@ -59,7 +60,6 @@ CUTOFFS = (10, 50, 200)
 CHOOSE_BY = "ndcg@10"
 USER_STREAM = 32
 """Random stream for the draw of ranked users. No other draw uses this stream."""
-NUM_RECENT = 200
 
 Arrays = Mapping[str, NDArray[Any] | Path]
 Outcome = tuple[dict[str, Any], Arrays]
@@ -103,10 +103,11 @@ class Judge:
         self.filter_seen = bool(protocol["filter_seen"])
         self.filtered = _with_newest(sequences, int(protocol.get("filter_newest", 0)))
         self.chunk_users = int(protocol.get("chunk_users", 256))
-        self.users = chosen_users(sequences, int(protocol.get("max_users", 0)))
+        self.judged = chosen_events(sequences, int(protocol.get("max_users", 0)))
+        self.users = self.judged.users
         self.seconds = 0.0
 
-    def rank(self, score: ScoreUsers, *, skip_newest: int = 0) -> NDArray[np.int64]:
+    def rank(self, score: ScoreEvents, *, skip_newest: int = 0) -> NDArray[np.int64]:
         """Returns the 0-based rank of each user's held-out item in the whole catalogue [U].
 
         Other items with an equal score rank before the held-out item.
@@ -115,7 +116,7 @@ class Judge:
         ranks = target_ranks(
             score,
             self.filtered,
-            self.users,
+            self.judged,
             filter_seen=self.filter_seen,
             chunk_users=self.chunk_users,
             skip_newest=skip_newest,
@@ -182,13 +183,13 @@ def _with_newest(sequences: Sequences, count: int) -> Sequences:
     return dataclasses.replace(sequences, offsets=np.append(starts, sequences.offsets[-1]))
 
 
-def chosen_users(sequences: Sequences, max_users: int) -> NDArray[np.int64]:
-    """Returns all users that can be ranked, or a draw of `max_users` users that depends on the user ids alone."""
-    users = evaluated_users(sequences)
-    if not max_users or len(users) <= max_users:
-        return users
-    draw = keyed_random.bits(0, USER_STREAM, sequences.user_ids[users])
-    return np.sort(users[np.argsort(draw, kind="stable")[:max_users]])
+def chosen_events(sequences: Sequences, max_users: int) -> JudgedEvents:
+    """Returns the held-out events of all users, or of `max_users` users. The draw depends on the user ids alone."""
+    judged = held_out_events(sequences)
+    if not max_users or len(judged) <= max_users:
+        return judged
+    draw = keyed_random.bits(0, USER_STREAM, sequences.user_ids[judged.users])
+    return judged.take(np.sort(np.argsort(draw, kind="stable")[:max_users]))
 
 
 def metrics_of(ranks: NDArray[np.int64]) -> dict[str, float]:
@@ -198,27 +199,9 @@ def metrics_of(ranks: NDArray[np.int64]) -> dict[str, float]:
     return {name: round(value, 6) for name, value in metrics.result().items()}
 
 
-class RecentlySeen:
-    """Scores items by how recently the user saw them. The newest item scores highest, and unseen items score 0."""
-
-    def __init__(self, sequences: Sequences) -> None:
-        self.sequences = sequences
-
-    def score(self, users: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Returns scores for each of `users` (positions), from the history before the held-out event [U, catalogue]."""
-        scores = np.zeros((len(users), len(self.sequences.catalogue)), dtype=np.float32)
-        for row, user in enumerate(users):
-            begin, end = self.sequences.offsets[user], self.sequences.train_ends[user]
-            recent = self.sequences.item_ids[max(begin, end - NUM_RECENT) : end]
-            places = np.searchsorted(self.sequences.catalogue, recent)
-            # Scores are assigned from old to new, so the newest event counts for an item that was seen several times.
-            scores[row, places] = 1.0 / np.arange(len(recent), 0, -1, dtype=np.float32)
-        return scores
-
-
 BASELINES: dict[str, Callable[[Sequences], Any]] = {
-    "popularity": Popularity,
-    "item-to-item": ItemToItem,
+    "popularity": lambda sequences: Popularity(TrainingEvents.of(sequences)),
+    "item-to-item": lambda sequences: ItemToItem(sequences, TrainingEvents.of(sequences)),
     "recently-seen": RecentlySeen,
 }
 

@@ -1,0 +1,66 @@
+"""Counts the positive events of each item in a window that ends at a given instant: how popular an item is right now.
+
+An event counts from the instant after it was known. It was known when it happened or, if that is later, when the log
+received it. So a count at time t holds nothing that a server could not have counted at t. The events are sorted by this
+time once. A window keeps its counts and moves its two ends, so instants in rising order cost only the events between.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tackboard.data.sequences import Sequences
+
+
+@dataclasses.dataclass(frozen=True)
+class LiveCounts:
+    """The positive events of all users, sorted by the time at which they were known. Items are positions 0 to V − 1."""
+
+    items: NDArray[np.int64]
+    times: NDArray[np.int64]
+    num_items: int
+
+    @classmethod
+    def of(cls, sequences: Sequences) -> LiveCounts:
+        """Counts all positive events of `sequences`. A window only ever sees those before its end."""
+        known_at = np.maximum(sequences.events.times, sequences.events.received)[sequences.is_positive]
+        order = np.argsort(known_at, kind="stable")
+        items = np.searchsorted(sequences.catalogue, sequences.item_ids[sequences.is_positive][order])
+        return cls(items, known_at[order], len(sequences.catalogue))
+
+    def window(self, length_ms: int) -> CountWindow:
+        """Returns a window of this length."""
+        return CountWindow(self, length_ms)
+
+
+class CountWindow:
+    """The counts of a window of one length, which moves from instant to instant."""
+
+    def __init__(self, counts: LiveCounts, length_ms: int) -> None:
+        self._counts, self._length_ms = counts, length_ms
+        self._begin = self._end = 0
+        self._numbers = np.zeros(counts.num_items, dtype=np.float32)
+
+    def at(self, time_ms: int) -> NDArray[np.float32]:
+        """Returns the number of events of each item that were known from `time_ms` − length to before `time_ms` [V].
+
+        The array is the window's own: it changes with the next call.
+        """
+        times = self._counts.times
+        begin, end = np.searchsorted(times, (time_ms - self._length_ms, time_ms)).tolist()
+        if begin < self._begin or begin > self._end:
+            self._numbers[:] = 0.0
+            self._begin = self._end = begin
+        self._add(self._end, end, 1.0)
+        self._add(self._begin, begin, -1.0)
+        self._begin, self._end = begin, end
+        return self._numbers
+
+    def _add(self, first: int, last: int, sign: float) -> None:
+        """Adds the events from `first` to `last`, or takes them away if `last` is smaller."""
+        if last < first:
+            first, last, sign = last, first, -sign
+        np.add.at(self._numbers, self._counts.items[first:last], np.float32(sign))

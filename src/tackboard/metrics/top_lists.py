@@ -1,0 +1,32 @@
+"""Measures what is in the first items of rankings, beside whether they are right.
+
+    coverage      share of the catalogue that is among the first items of at least one ranking
+    novelty       mean of −log2(share of the training events of an item): 10 means one event in a thousand
+    repeat share  share of the first items that the user had seen before
+
+The input is the first items of J rankings, as positions in the catalogue [J, k].
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def coverage(top: NDArray[np.int64], num_items: int) -> float:
+    """Returns the share of `num_items` items that occur in `top`."""
+    return len(np.unique(top)) / max(1, num_items)
+
+
+def novelty(top: NDArray[np.int64], counts: NDArray[np.int64]) -> float:
+    """Returns the mean novelty in bits. `counts` [V] are numbers of events; an item without events counts as half."""
+    shares = np.maximum(counts, 0.5) / max(1, int(counts.sum()))
+    return float(-np.log2(shares)[top].mean()) if top.size else 0.0
+
+
+def repeat_share(top: NDArray[np.int64], rows: NDArray[np.int64], seen: NDArray[np.int64]) -> float:
+    """Returns the share of `top` that the user had seen. The user of ranking rows[i] had seen the item seen[i]."""
+    num_items = 1 + max(int(top.max(initial=0)), int(seen.max(initial=0)))
+    keys = np.unique(rows * num_items + seen)
+    wanted = np.arange(len(top))[:, None] * num_items + top
+    return float(np.isin(wanted, keys).mean()) if top.size else 0.0
