@@ -26,7 +26,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 
 @app.command("synth")
 def data_synth(
-    world: Annotated[str, typer.Option(help="Choose a shipped world (`demo`) or a JSON file of settings.")] = "demo",
+    world: Annotated[
+        str, typer.Option(help="Choose a shipped world (`demo`, `news`) or a JSON file of settings.")
+    ] = "demo",
     name: Annotated[str | None, typer.Option(help="Name the dataset; default: the world's name.")] = None,
     out: Out = Path("datasets"),
     seed: Annotated[int | None, typer.Option(help="Use this seed instead of the world's.")] = None,

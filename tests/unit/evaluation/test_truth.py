@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -54,9 +55,22 @@ def test_columns_follow_the_catalogue(world: Sequences) -> None:
     assert np.array_equal(half_scores(users), whole_scores(users)[:, 1::2])
 
 
-def test_what_happened_was_possible(world: Sequences) -> None:
+def _chances_of_what_happened(world: Sequences) -> np.ndarray:
     score = oracle(world)
     assert score is not None
     users = np.flatnonzero(world.targets >= 0)
     columns = np.searchsorted(world.catalogue, world.item_ids[world.targets[users]])
-    assert (score(users)[np.arange(len(users)), columns] > 0).all()
+    return score(users)[np.arange(len(users)), columns]
+
+
+def test_what_happened_was_possible(world: Sequences) -> None:
+    assert (_chances_of_what_happened(world) > 0).all()
+
+
+def test_what_happened_in_a_world_that_turns_over_was_likely(tmp_path: Path) -> None:
+    """The log lacks the last events of many users, so the numbers of the events must be those of the whole world."""
+    config = dataclasses.replace(WORLD, num_users=200, num_items=300, item_half_life_hours=24.0, born_later_share=0.9)
+    write_world(config, tmp_path, "turnover")
+    chances = _chances_of_what_happened(load_sequences(tmp_path / "turnover", ("click", "save", "share")))
+    assert (chances > 0).all()
+    assert np.median(chances) > 10 / config.num_items

@@ -84,7 +84,9 @@ def num_events_of(config: WorldConfig, users: Ints) -> Ints:
 
 
 def generate(config: WorldConfig, catalogue: WorldItems | None = None, *, quiet: bool = True) -> WorldEvents:
-    """Generates all events of a world, one chunk of users at a time."""
+    """Generates all events of a world, one chunk of users at a time. If the catalogue turns over, events after the
+    last users' arrival are left out, because no items are born then.
+    """
     catalogue = catalogue or WorldItems(config)
     users = np.arange(config.num_users, dtype=np.int64)
     chunks = []
@@ -93,7 +95,11 @@ def generate(config: WorldConfig, catalogue: WorldItems | None = None, *, quiet:
         for start in range(0, config.num_users, USERS_PER_CHUNK):
             chunks.append(simulate(config, catalogue, users[start : start + USERS_PER_CHUNK]))
             progress.advance(len(chunks[-1].user))
-    return WorldEvents(**{name: np.concatenate([vars(chunk)[name] for chunk in chunks]) for name in vars(chunks[0])})
+    columns = {name: np.concatenate([vars(chunk)[name] for chunk in chunks]) for name in vars(chunks[0])}
+    if config.turns_over:
+        kept = columns["time"] < config.days_of_arrivals * DAY_MS
+        columns = {name: values[kept] for name, values in columns.items()}
+    return WorldEvents(**columns)
 
 
 def simulate(

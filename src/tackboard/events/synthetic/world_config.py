@@ -22,6 +22,10 @@ FIRST_USER_ID = 1
 FIRST_ITEM_ID = 100_000
 REQUESTS_PER_USER = 10_000
 """A request id is user id × this number + event index, so a user must have fewer events than this number."""
+MAX_DAYS_OF_BIRTHS = 100_000
+"""Largest number of days in which items are born, in a world that turns over."""
+MAX_HALF_LIVES = 900
+"""Largest number of half-lives between the first birth and the last one. All weights then fit into float64."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +56,13 @@ class WorldConfig:
     """An interest falls on the topic of rank r (from 0) with probability proportional to (r + 1) ** -topic_exponent."""
     born_later_share: float = 0.25
     """Chance that an item is born during the period. Other items, and each topic's top item, exist from the start."""
+    item_half_life_hours: float = 0.0
+    """Time after which an item's weight is halved, in hours, again and again. 0: weights do not change.
+
+    If this is not 0, the catalogue turns over. Items are born at a constant rate until users stop arriving, at 60% of
+    the period, and later events are left out. The items that exist from the start were born before it, at the same
+    rate. The links of an item lead to items that were born shortly before it.
+    """
     link_weights: tuple[float, ...] = (0.5, 0.3, 0.2)
     """Probability of each successor of an item, if a user follows a link from the item. They sum to 1."""
 
@@ -136,6 +147,28 @@ class WorldConfig:
             length = next((n for suffix, n in lengths.items() if name.endswith(suffix)), len(shares))
             good = len(shares) == length and min(shares) >= 0 and abs(sum(shares) - 1) < 1e-9
             check(good, name, shares, f"{length} shares that sum to 1")
+        if self.item_half_life_hours:
+            share = self.days_of_arrivals / MAX_DAYS_OF_BIRTHS
+            allowed = f"at least {share:.3g} if item_half_life_hours is set"
+            check(self.born_later_share >= share, "born_later_share", self.born_later_share, allowed)
+            least = self.days_of_births * 24.0 / MAX_HALF_LIVES
+            allowed = f"0, or at least {least:.3g}: births may not span more than {MAX_HALF_LIVES} half-lives"
+            check(self.item_half_life_hours >= least, "item_half_life_hours", self.item_half_life_hours, allowed)
+
+    @property
+    def turns_over(self) -> bool:
+        """Whether items lose their appeal with age (see item_half_life_hours)."""
+        return self.item_half_life_hours > 0
+
+    @property
+    def days_of_arrivals(self) -> float:
+        """Number of days, from the start on, in which users arrive. If the catalogue turns over, the log ends then."""
+        return 0.6 * self.period_days
+
+    @property
+    def days_of_births(self) -> float:
+        """Number of days in which items are born if the catalogue turns over. They end with the arrivals."""
+        return self.days_of_arrivals / self.born_later_share
 
 
 def load_world_config(name_or_path: str) -> WorldConfig:
@@ -145,7 +178,10 @@ def load_world_config(name_or_path: str) -> WorldConfig:
     if name_or_path.endswith(".json"):
         path = Path(name_or_path)
         if not path.is_file():
-            raise UsageError(f"world file {path} does not exist", fix="give the path of a world's JSON file, or `demo`")
+            raise UsageError(
+                f"world file {path} does not exist",
+                fix="give the path of a world's JSON file, or the name of a shipped world",
+            )
         return from_dict(WorldConfig, read_json(path))
     shipped = shipped_worlds()
     if name_or_path not in shipped:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tackboard.events.synthetic import world
+from tackboard.events.synthetic.oracle import oracle_scores
 from tackboard.events.synthetic.world import (
     EXPLORE,
     LINK,
@@ -17,7 +18,7 @@ from tackboard.events.synthetic.world import (
     num_events_of,
     simulate,
 )
-from tackboard.events.synthetic.world_config import HIDE, WorldConfig, load_world_config
+from tackboard.events.synthetic.world_config import FIRST_USER_ID, HIDE, WorldConfig, load_world_config
 from tackboard.events.synthetic.world_items import WorldItems
 
 SMALL = WorldConfig(num_users=80, num_items=240, num_topics=8)
@@ -84,6 +85,56 @@ def test_mechanisms_do_what_their_names_say_and_touch_nothing_before_its_birth(e
         window = slice(row - min(events.index[row], SMALL.repeat_window), row)
         kept = events.item[window][events.action[window] != HIDE]
         assert events.item[row] in kept
+
+
+def test_a_user_may_return_to_an_item_that_has_lost_its_appeal() -> None:
+    config = dataclasses.replace(SMALL, item_half_life_hours=12.0, born_later_share=0.9, repeat_probability=0.3)
+    events, catalogue = generate(config), WorldItems(config)
+    age_hours = (events.time - catalogue.birth[events.item]) / 3_600_000
+    assert age_hours.min() >= 0
+    returned = age_hours[events.mechanism == REPEAT]
+    assert returned.max() > 20 * config.item_half_life_hours
+
+
+def test_the_log_ends_with_the_arrivals_if_the_catalogue_turns_over() -> None:
+    config = dataclasses.replace(SMALL, item_half_life_hours=12.0, num_users=400)
+    events, uncut = generate(config), simulate(config, WorldItems(config), np.arange(400))
+    kept = uncut.time < config.days_of_arrivals * 86_400_000
+    assert digest(events) == digest(WorldEvents(**{name: values[kept] for name, values in vars(uncut).items()}))
+    assert 0.3 < kept.mean() < 0.9
+    first = np.flatnonzero(np.diff(events.user, prepend=-1))
+    assert (
+        events.index == np.arange(len(events.user)) - np.repeat(first, np.diff(first, append=len(events.user)))
+    ).all()
+
+
+def test_in_a_world_that_turns_over_live_counts_beat_old_counts_and_the_oracle_beats_both() -> None:
+    """The three facts that docs/synthetic-world.md states about the news world, on a smaller one."""
+    config = dataclasses.replace(load_world_config("news"), num_users=800, num_items=1200, num_topics=6, period_days=15)
+    events = generate(config)
+    order = np.argsort(events.time, kind="stable")
+    hours, item = events.time[order] / 3_600_000, events.item[order]
+    end = 24 * config.days_of_arrivals
+    first_seen = np.full(config.num_items, np.inf)
+    np.minimum.at(first_seen, item, hours)
+    last_day = hours >= end - 24
+    assert (first_seen[item[last_day]] >= end - 48).mean() > 0.8
+    asked = np.flatnonzero(hours >= end - 72)[::10]
+    until = np.searchsorted(hours, hours[asked])
+
+    def hit_rate(scores: np.ndarray) -> float:
+        own = scores[np.arange(len(asked)), item[asked]][:, None]
+        return float((((scores > own).sum(axis=1) < 10) & (own[:, 0] > 0)).mean())
+
+    def counts_since(first: np.ndarray) -> np.ndarray:
+        windows = zip(first, until, strict=True)
+        return np.stack([np.bincount(item[a:b], minlength=config.num_items) for a, b in windows])
+
+    live = hit_rate(counts_since(np.searchsorted(hours, hours[asked] - 6)))
+    whole_past = hit_rate(counts_since(np.zeros_like(until)))
+    row = order[asked]
+    oracle = hit_rate(oracle_scores(config, FIRST_USER_ID + events.user[row], events.index[row]))
+    assert oracle > live + 0.1 > whole_past + 0.2
 
 
 def test_shares_of_mechanisms_actions_and_late_events() -> None:

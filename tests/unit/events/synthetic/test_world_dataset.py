@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,8 @@ from tackboard.core.config import from_dict
 from tackboard.events.dataset import Dataset, open_dataset
 from tackboard.events.synthetic.world import generate
 from tackboard.events.synthetic.world_config import WorldConfig
-from tackboard.events.synthetic.world_dataset import write_world
+from tackboard.events.synthetic.world_dataset import item_table, write_world
+from tackboard.events.synthetic.world_items import WorldItems
 
 CONFIG = WorldConfig(num_users=60, num_items=240, num_topics=8)
 
@@ -59,3 +61,21 @@ def test_a_request_may_show_a_single_item(tmp_path: Path) -> None:
     impressions = dataset.read_impressions()
     assert impressions is not None
     assert impressions.num_rows == dataset.num_events
+
+
+def test_an_item_born_before_the_start_has_its_birth_in_the_item_table() -> None:
+    config = dataclasses.replace(CONFIG, item_half_life_hours=24.0)
+    catalogue = WorldItems(config)
+    born = item_table(config, catalogue)["birth_ms"].to_numpy()
+    assert (born - config.start_ms == catalogue.birth).all()
+    assert born.min() < config.start_ms < born.max()
+
+
+def test_a_world_that_turns_over_becomes_a_dataset_whose_truth_has_the_half_life(tmp_path: Path) -> None:
+    config = dataclasses.replace(CONFIG, item_half_life_hours=24.0)
+    dataset = open_dataset(write_world(config, tmp_path, "turnover"))
+    truth = dataset.read_truth()
+    assert truth is not None
+    assert truth["item_half_life_hours"] == 24.0
+    assert from_dict(WorldConfig, truth) == config
+    assert dataset.num_events == len(generate(config).user)

@@ -1,13 +1,20 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
+import pytest
 
 from tackboard.core.keyed_random import uniform
 from tackboard.events.synthetic.world_config import WorldConfig
 from tackboard.events.synthetic.world_items import CONTENT_WIDTH, WorldItems, pick
 
 CONFIG = WorldConfig(num_items=90, num_topics=6, born_later_share=0.5, zipf_offset=2.0)
+TURNOVER = dataclasses.replace(CONFIG, item_half_life_hours=100.0)
+EXTREME = dataclasses.replace(CONFIG, item_half_life_hours=2.0)
+"""The first item's weight is 2^-860 of that of an equal item that is born last."""
 DRAWS = 200_000
+WORLDS = pytest.mark.parametrize("config", [CONFIG, TURNOVER, EXTREME], ids=["eternal", "turnover", "extreme"])
 
 
 def uniforms(purpose: int, *shape: int) -> np.ndarray:
@@ -33,28 +40,78 @@ def test_successors_are_distinct_items_of_the_same_topic() -> None:
     assert np.bincount(WorldItems(WorldConfig()).successors[:, 0]).max() < 10, "no successor is favoured by its place"
 
 
-def test_draws_from_a_topic_follow_weight_affinity_and_birth() -> None:
-    catalogue = WorldItems(CONFIG)
-    moment = int(np.median(catalogue.birth[catalogue.birth > 0]))
-    affinity = np.array([1.0, 3.0, 0.5, 0.0])
-    expected = catalogue.weight * affinity[catalogue.style] * (catalogue.topic == 2) * (catalogue.birth <= moment)
+def appeal(config: WorldConfig, catalogue: WorldItems, moment: int) -> np.ndarray:
+    """The law in its plain form: the weight by rank, halved every half-life after the birth, or 0 before the birth."""
+    base = WorldItems(dataclasses.replace(config, item_half_life_hours=0.0)).weight
+    age_hours = (moment - catalogue.birth) / 3_600_000
+    halvings = age_hours / config.item_half_life_hours if config.turns_over else 0.0 * age_hours
+    return np.where(age_hours >= 0, base * 0.5 ** (halvings - halvings[age_hours >= 0].min()), 0.0)
+
+
+@WORLDS
+def test_draws_from_a_topic_follow_weight_affinity_and_birth(config: WorldConfig) -> None:
+    catalogue = WorldItems(config)
+    for moment in (0, int(np.median(catalogue.birth[catalogue.birth > 0])), int(2 * catalogue.birth.max())):
+        for topic in (0, 2, 5):
+            _compare_topic(config, catalogue, moment, topic)
+
+
+def _compare_topic(config: WorldConfig, catalogue: WorldItems, moment: int, topic: int) -> None:
+    affinity = np.array([1.0, 3.0, 0.5, 0.1])
+    in_topic = catalogue.topic == topic
+    expected = appeal(config, catalogue, moment) * affinity[catalogue.style] * in_topic
     expected /= expected.sum()
     drawn = catalogue.draw_from_topic(
-        np.full(DRAWS, 2), np.tile(affinity, (DRAWS, 1)), np.full(DRAWS, moment), uniforms(1, DRAWS, 2)
+        np.full(DRAWS, topic), np.tile(affinity, (DRAWS, 1)), np.full(DRAWS, moment), uniforms(1, DRAWS, 2)
     )
     share = np.bincount(drawn, minlength=90) / DRAWS
     assert (share[expected == 0] == 0).all()
     assert np.abs(share - expected).max() < 5 * np.sqrt(0.25 / DRAWS)
 
 
-def test_popular_draws_follow_the_weights_of_the_alive() -> None:
-    catalogue = WorldItems(CONFIG)
+@WORLDS
+def test_popular_draws_follow_the_weights_of_the_alive(config: WorldConfig) -> None:
+    catalogue = WorldItems(config)
     for moment in (0, int(catalogue.birth.max())):
-        expected = catalogue.weight * (catalogue.birth <= moment)
+        expected = appeal(config, catalogue, moment)
         expected /= expected.sum()
         share = np.bincount(catalogue.draw_popular(np.full(DRAWS, moment), uniforms(2, DRAWS)), minlength=90) / DRAWS
         assert (share[expected == 0] == 0).all()
         assert np.abs(share - expected).max() < 5 * np.sqrt(0.25 / DRAWS)
+
+
+def test_a_catalogue_that_turns_over_is_in_full_swing_from_the_start() -> None:
+    config = dataclasses.replace(CONFIG, num_items=20_000, item_half_life_hours=100.0)
+    catalogue = WorldItems(config)
+    days = catalogue.birth / 86_400_000
+    assert -config.days_of_births + config.days_of_arrivals - 0.1 < days.min() < days.max() <= config.days_of_arrivals
+    per_day = np.histogram(days, bins=np.arange(-36, 37, 6))[0]
+    assert per_day.std() / per_day.mean() < 0.05, "items are born at a constant rate, before the start and after it"
+
+
+def test_no_topic_is_ever_empty_in_a_catalogue_that_turns_over() -> None:
+    config = WorldConfig(num_items=40, num_topics=10, born_later_share=1.0, item_half_life_hours=1.0)
+    catalogue = WorldItems(config)
+    assert np.bincount(catalogue.topic[catalogue.birth <= 0], minlength=10).tolist() == [1] * 10
+    topic = np.arange(1000) % 10
+    for moment in (0, 10**7, 10**12):
+        drawn = catalogue.draw_from_topic(
+            topic, np.ones((1000, config.num_styles)), np.full(1000, moment), uniforms(4, 1000, 2)
+        )
+        assert (catalogue.topic[drawn] == topic).all()
+        assert (catalogue.birth[drawn] <= moment).all()
+
+
+def test_links_lead_to_items_born_shortly_before_if_the_catalogue_turns_over() -> None:
+    config = dataclasses.replace(CONFIG, num_items=2000, item_half_life_hours=100.0)
+    catalogue = WorldItems(config)
+    items = np.arange(2000)
+    together = np.sort(np.concatenate([items[:, None], catalogue.successors], axis=1), axis=1)
+    assert (np.diff(together, axis=1) > 0).all(), "successors are distinct, and none is the item itself"
+    assert (catalogue.topic[catalogue.successors] == catalogue.topic[:, None]).all()
+    older_hours = (catalogue.birth[:, None] - catalogue.birth[catalogue.successors]) / 3_600_000
+    assert (older_hours >= 0).mean() > 0.95, "only a topic's oldest items link to its newest"
+    assert (older_hours[older_hours >= 0] < 200).mean() > 0.95
 
 
 def test_an_item_is_alive_at_the_moment_of_its_birth() -> None:
