@@ -89,13 +89,17 @@ def _print_rankings(result: dict[str, Any]) -> None:
     from tackboard.evaluation.ranking import better_baseline
 
     names = [key for key in result["rows"][0] if key != "name"]
+    ranked = [name for name in names if re.match(r"hr@|ndcg@|log_loss", name)]
     typer.echo(
         f"{result['num_users']:,} users, {result['num_items']:,} items; {result['protocol']}; step {result['step']:,}"
     )
     typer.echo("items of the history are " + ("taken out" if result["filter_seen"] else "kept in the ranking"))
-    typer.echo(" " * 14 + "".join(f"{name:>13}" for name in names))
-    for row in result["rows"]:
-        typer.echo(f"{row['name']:<14}" + "".join(f"{row[name]:13.4f}" for name in names))
+    for columns in (ranked, [name for name in names if name not in ranked]):
+        if columns:
+            typer.echo(" " * 14 + "".join(f"{name:>{max(9, len(name) + 2)}}" for name in columns))
+            for row in result["rows"]:
+                cells = "".join(f"{row[name]:{max(9, len(name) + 2)}.4f}" for name in columns)
+                typer.echo(f"{row['name']:<14}{cells}")
     for name, hours in result.get("windows_h", {}).items():
         typer.echo(f"{name}: events of {hours:g} hours, the best window before the judged events")
     if share := result.get("never_seen_share"):
@@ -163,8 +167,8 @@ def evaluate_run(
     The file of an evaluation is named after the step and, for rankings, after everything that decides the figures.
     metrics.json holds the metrics of the last evaluation. If `run` is a `Checkpoint`, it is not verified again. If the
     caller has already opened the snapshot that the run was trained on, `verified` is this snapshot, and it is not
-    verified again. `settings` and `item_time` replace settings of the run's evaluation, and `cut` the split of its data.
-    `code_file` is the file of a user's own model, if the user named it.
+    verified again. `settings` and `item_time` replace settings of the run's evaluation, and `cut` replaces the split of
+    its data. `code_file` is the file of a user's own model, if the user named it.
     """
     import torch
 

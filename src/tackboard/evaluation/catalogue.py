@@ -90,13 +90,16 @@ def judge_catalogue(
         "windows_h": found.window_h,
         "never_seen_share": round(float(never_seen.mean()), 6),
         "slices": slices,
-        "gap_closed": gap_closed(table["rows"]),
+        # Leave-last-out keeps the baselines of earlier versions here, so that published shares of the gap stay the same.
+        "gap_closed": gap_closed(table["rows"], **({} if split is None else {"names": [*found.rivals]})),
     }
 
 
 def _chosen(judged: JudgedEvents, sequences: Sequences, max_users: int | None) -> JudgedEvents:
-    """Returns the events of at most `max_users` users, in the order of time. With a split by time, the users are drawn by
-    their ids, because the users who come first after the cut differ from others."""
+    """Returns the events of at most `max_users` users, in the order of time.
+
+    With a split by time, the users are drawn by their ids, because the first users after the cut differ from others.
+    """
     users = np.unique(judged.users)
     if max_users is not None and len(users) > max_users:
         if sequences.source.time_split is not None:

@@ -105,7 +105,7 @@ def judged_events(sequences: Sequences, judged: Judged) -> JudgedEvents:
 
 
 def first_seen(sequences: Sequences) -> NDArray[np.int64]:
-    """Returns the time in ms of each item's first event in the log [V]; for an item without events, the largest number."""
+    """Returns the time in ms of each item's first event in the log [V]; the largest number if there is none."""
     items = sequences.source.dataset.read_items(["item_id", "first_ms"])
     items = items.filter(items["first_ms"].is_valid())
     times = np.full(len(sequences.catalogue), np.iinfo(np.int64).max)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -218,13 +218,17 @@ def rank_events(
     return Ranked(ranks, best)
 
 
-def gap_closed(rows: list[dict[str, Any]], metric: str = "hr@10") -> float | None:
-    """Returns the share of the gap between the better baseline and the oracle that the model closes. Returns None
-    if there is no gap, or if `rows` lacks the model, the oracle, both baselines or the metric."""
+def gap_closed(
+    rows: list[dict[str, Any]], metric: str = "hr@10", *, names: Collection[str] = ("popularity", "item-to-item")
+) -> float | None:
+    """Returns the share of the gap between the best of the baselines `names` and the oracle that the model closes.
+
+    Returns None if there is no gap, or if `rows` lacks the model, the oracle, all of these baselines or the metric.
+    """
     by_name = {row["name"]: row for row in rows}
     if not {"model", "oracle"} <= set(by_name) or metric not in by_name["model"]:
         return None
-    baselines = [by_name[name][metric] for name in ("popularity", "item-to-item") if name in by_name]
+    baselines = [by_name[name][metric] for name in names if name in by_name]
     if not baselines:
         return None
     floor, ceiling = max(baselines), by_name["oracle"][metric]
