@@ -30,6 +30,8 @@ from tackboard.evaluation.judged_events import JUDGED, Judged, JudgedEvents
 from tackboard.features.column import ranges
 from tackboard.metrics.ranks import RankingMetrics, ranks_of_targets
 
+SIMPLE = ("popularity", "item-to-item")
+"""The baselines that count nothing but training events."""
 ScoreEvents = Callable[[JudgedEvents], "NDArray[np.floating] | torch.Tensor"]
 """A function that takes J judged events and returns scores over the catalogue [J, items], on any device."""
 
@@ -218,9 +220,7 @@ def rank_events(
     return Ranked(ranks, best)
 
 
-def gap_closed(
-    rows: list[dict[str, Any]], metric: str = "hr@10", *, names: Collection[str] = ("popularity", "item-to-item")
-) -> float | None:
+def gap_closed(rows: list[dict[str, Any]], metric: str = "hr@10", *, names: Collection[str] = SIMPLE) -> float | None:
     """Returns the share of the gap between the best of the baselines `names` and the oracle that the model closes.
 
     Returns None if there is no gap, or if `rows` lacks the model, the oracle, all of these baselines or the metric.
