@@ -91,7 +91,7 @@ def judge_catalogue(
         "windows_h": found.window_h,
         "never_seen_share": round(float(never_seen.mean()), 6),
         "slices": slices,
-        # Leave-last-out keeps the baselines of earlier versions here, so that published shares of the gap stay the same.
+        # Leave-last-out counts the baselines of earlier versions, so published shares of the gap stay the same.
         "gap_closed": gap_closed(table["rows"], names=SIMPLE if split is None else found.rivals),
     }
 
