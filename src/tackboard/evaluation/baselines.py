@@ -107,15 +107,15 @@ class RecentPopularity:
         self,
         sequences: Sequences,
         counts: LiveCounts,
-        training: TrainingEvents,
+        trained: NDArray[np.int64],
         window_h: float,
         *,
         frozen_ms: int | None = None,
     ) -> None:
+        """`trained` holds the number of training events of each item [V]."""
         self._times = sequences.events.times
         self._window = counts.window(round(window_h * HOUR_MS))
-        total = training.counts()
-        self._ties = (total / (1 + total.max(initial=0))).astype(np.float32)
+        self._ties = (trained / (1 + trained.max(initial=0))).astype(np.float32)
         self._frozen_ms = frozen_ms
 
     def score(self, judged: JudgedEvents) -> NDArray[np.float32]:
@@ -208,12 +208,8 @@ def all_baselines(
     rivals = simple_baselines(sequences, training) | {"recently seen": RecentlySeen(sequences).score}
     counts = LiveCounts.of(sequences)
     split = sequences.source.time_split
-    end_ms = int(training.times.max(initial=0)) + 1 if split is None else split.until_ms
-    begin_ms = int(np.quantile(training.times, 1.0 - VALIDATION_SHARE)) if len(training.times) else end_ms
-    if split is not None and split.has_slice:
-        begin_ms, end_ms = split.until_ms, split.cut_ms
-    chosen = events_between(sequences, begin_ms, end_ms)
-    chosen = _drawn(chosen.take(np.flatnonzero(_known_at(sequences)[chosen.events] < end_ms)), sequences)
+    chosen, begin_ms = validation_events(sequences, training)
+    trained = training.counts()
     windows: dict[str, float] = {}
     # Leave-last-out judges events of all times, so nothing is frozen at an instant.
     for name, validation_ms, frozen_ms in (
@@ -222,12 +218,26 @@ def all_baselines(
     ):
         rates = {}
         for hours in WINDOWS_H if len(chosen) else WINDOWS_H[4:5]:
-            rival = RecentPopularity(sequences, counts, training, hours, frozen_ms=validation_ms)
+            rival = RecentPopularity(sequences, counts, trained, hours, frozen_ms=validation_ms)
             ranks = target_ranks(rival.score, sequences, chosen, filter_seen=filter_seen, appears_ms=appears_ms)
             rates[hours] = float((ranks < CHOSEN_AT).mean()) if len(ranks) else 0.0
         windows[name] = max(rates, key=lambda hours: rates[hours])
-        rivals[name] = RecentPopularity(sequences, counts, training, windows[name], frozen_ms=frozen_ms).score
+        rivals[name] = RecentPopularity(sequences, counts, trained, windows[name], frozen_ms=frozen_ms).score
     return Baselines(rivals, windows)
+
+
+def validation_events(sequences: Sequences, training: TrainingEvents) -> tuple[JudgedEvents, int]:
+    """Returns some events before the judged ones, in the order of time, and the instant at which they begin.
+
+    They are events of the validation slice or, without one, of the newest training events.
+    """
+    split = sequences.source.time_split
+    end_ms = int(training.times.max(initial=0)) + 1 if split is None else split.until_ms
+    begin_ms = int(np.quantile(training.times, 1.0 - VALIDATION_SHARE)) if len(training.times) else end_ms
+    if split is not None and split.has_slice:
+        begin_ms, end_ms = split.until_ms, split.cut_ms
+    chosen = events_between(sequences, begin_ms, end_ms)
+    return _drawn(chosen.take(np.flatnonzero(_known_at(sequences)[chosen.events] < end_ms)), sequences), begin_ms
 
 
 def _drawn(judged: JudgedEvents, sequences: Sequences) -> JudgedEvents:

@@ -8,6 +8,7 @@ settings do not overwrite each other.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,8 +20,9 @@ from tackboard.core import keyed_random
 from tackboard.data.config import PartOfUsers
 from tackboard.data.sequences import Sequences
 from tackboard.data.time_split import shown_instant
-from tackboard.evaluation.baselines import DRAW_STREAM, TrainingEvents, all_baselines
+from tackboard.evaluation.baselines import DRAW_STREAM, TrainingEvents, all_baselines, validation_events
 from tackboard.evaluation.judged_events import JudgedEvents, first_seen, judged_events
+from tackboard.evaluation.live_head import LiveFeatures, fit_live_head
 from tackboard.evaluation.ranking import (
     SIMPLE,
     EvaluationConfig,
@@ -63,6 +65,12 @@ def judge_catalogue(
     found = all_baselines(sequences, training, filter_seen=settings.filter_seen, appears_ms=by_time)
     rivals = dict(found.rivals)
     rivals["model"] = rank_model(model, sequences, hashing, max_history, known=None if split is None else known)
+    head = None
+    if split is not None and split.has_slice:
+        features = LiveFeatures(sequences, known)
+        head = fit_live_head(features, rivals["model"], validation_events(sequences, training)[0])
+        if head is not None:
+            rivals["model, live"] = head.scores(features, rivals["model"])
     if (truth := oracle(sequences)) is not None:
         rivals["oracle"] = truth
     table, ranked = evaluate_rankings(
@@ -89,6 +97,7 @@ def judge_catalogue(
         **({} if split is None else {"cut_ms": split.cut_ms, "until_ms": split.until_ms}),
         **table,
         "windows_h": found.window_h,
+        "live_head": None if head is None else dataclasses.asdict(head),
         "never_seen_share": round(float(never_seen.mean()), 6),
         "slices": slices,
         # Leave-last-out counts the baselines of earlier versions, so published shares of the gap stay the same.

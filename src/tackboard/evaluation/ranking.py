@@ -238,7 +238,7 @@ def gap_closed(rows: list[dict[str, Any]], metric: str = "hr@10", *, names: Coll
 def better_baseline(rows: list[dict[str, Any]], metric: str = "hr@10") -> str | None:
     """Returns the name of the best baseline if it ranks better than the model, else None."""
     figures = {row["name"]: row[metric] for row in rows if metric in row}
-    ahead = {name: figure for name, figure in figures.items() if name not in ("model", "oracle")}
+    ahead = {name: figure for name, figure in figures.items() if name != "oracle" and not name.startswith("model")}
     best = max(ahead, key=lambda name: ahead[name], default=None)
     return best if best and "model" in figures and ahead[best] > figures["model"] else None
 
