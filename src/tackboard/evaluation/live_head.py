@@ -15,7 +15,7 @@ so there is one answer and nothing to tune. Decided: the head has few weights, s
 suffice, and a site can fit it every night. Decided: the weights are not learned together with the model, because on its
 own training events a model is surer than it is on tomorrow's.
 
-Shapes: J judged events, V items of the catalogue, C choices of an event, K features of an item, O features of own items.
+Shapes: J judged events, V items of the catalogue, C choices of an event, K features of an item, O of own items.
 """
 
 from __future__ import annotations
