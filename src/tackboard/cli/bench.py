@@ -197,6 +197,33 @@ def bench_dcat(
     _show(report(result), results, hardware, as_json=json_output)
 
 
+@app.command("daily")
+def bench_daily(
+    context: typer.Context,
+    dataset: str = typer.Option("news", "--dataset", help="Choose kakao-brunch, deskdrop or news, a synthetic world."),
+    data: Path | None = typer.Option(
+        None, "--data", envvar="TACKBOARD_DATA", help="Read the downloads in this folder, or in its subfolder DATASET."
+    ),
+    periods: int | None = typer.Option(None, "--periods", min=2, help="Judge this many periods; default: the plan's."),
+    tokens: int | None = typer.Option(None, "--tokens", min=1, help="Train each arm on at most this many tokens."),
+    seed: int = typer.Option(0, "--seed", min=0, help="Train with this seed."),
+    quick: Quick = False,
+    work: Path = typer.Option(
+        Path("runs/daily"), "--work", help="Keep finished runs and ranks in this folder; continue from them."
+    ),
+    results: Results = None,
+    hardware: Hardware = "cpu",
+    json_output: Json = False,
+) -> None:
+    """Retrain, go on training, or do neither, while a log goes on; judge on the time after, beside live popularity."""
+    from tackboard.bench.daily.daily_study import measure
+    from tackboard.bench.daily.daily_tables import daily_report
+
+    given = None if dataset == "news" and _is_from_environment(context, "data") else data
+    result = measure(work, dataset, data=given, periods=periods, tokens=tokens, seed=seed, quick=quick)
+    _show(daily_report(result), results, hardware, as_json=json_output)
+
+
 @app.command("overload")
 def bench_overload(
     quick: Quick = False, results: Results = None, hardware: Hardware = "cpu", json_output: Json = False

@@ -1,0 +1,1 @@
+"""`tackboard bench daily` trains a model again and again while the log goes on, and judges it on the period after."""

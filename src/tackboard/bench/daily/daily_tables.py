@@ -1,0 +1,114 @@
+"""Turns the result of `tackboard bench daily` into tables, a chart over the periods, and notes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tackboard.bench.daily.daily_study import ARMS, CONTINUED, FROZEN, HEAD, LIVE, NUM_FITTED, NUM_RESAMPLES, RETRAINED
+from tackboard.bench.report import Report, Table
+from tackboard.report.svg import Line, Tone, line_chart
+
+TONES: Mapping[str, Tone] = {LIVE: "second", FROZEN: "soft", RETRAINED: "strong", CONTINUED: "third", HEAD: "accent"}
+"""The arms in the chart, and their colours."""
+
+
+def daily_report(result: Mapping[str, Any]) -> Report:
+    """Makes the report of one log."""
+    plan, periods = result["plan"], result["periods"]
+    options = f" --dataset {plan['dataset']} --periods {plan['periods']} --tokens {plan['tokens']}"
+    options += (f" --seed {result['seed']}" if result["seed"] else "") + (" --quick" if result["quick"] else "")
+    which = "the first positive event of each user" if plan["judged"] == "first" else "all positive events"
+    return Report(
+        result=result,
+        theme=f"daily-{plan['dataset']}",
+        title=f"Judged on the time after training: {plan['dataset']}, {plan['periods']} periods of {plan['hours']} hours",
+        command=f"bench daily{options}",
+        words=[
+            f"The periods lie between {result['first_cut']} and {result['end']}. Judged are {which} in each period, of "
+            f"at most {plan['max_users']:,} users of the period, drawn by their ids. Every item that had appeared in "
+            "the log by then is ranked; items of the history stay in the ranking; ties count against the target.",
+            f"Each trained arm may read {plan['tokens']:,} tokens over all periods: `{FROZEN}` all of them before the "
+            f"first cut, `{RETRAINED}` an equal part for each period, from random parameters, and `{CONTINUED}` half of "
+            "them up to one period before the first cut and an equal part of the rest for each period.",
+            f"`{HEAD}` is the model of `{CONTINUED}` with live counts. Its weights are fitted to at most {NUM_FITTED:,} "
+            "events of the period before, with the model of the period before. The windows of recent popularity are "
+            "chosen on the same events.",
+        ],
+        tables=[
+            Table(
+                "all periods",
+                ("arm", "HR@10", "to live popularity", "NDCG@10", "to live popularity", "periods won"),
+                [_pooled_row(row, plan["periods"]) for row in result["arms"]],
+                "Means over users; a user's figure is the mean over the user's judged events. Differences are those to "
+                f"`{LIVE}`, with 95% intervals of {NUM_RESAMPLES:,} paired resamples of users. They do not include the "
+                "chance of another seed. A period is won if HR@10 over its events is above that of live popularity",
+            ),
+            Table(
+                "HR@10 of each period",
+                ("from", "events", "never seen", "item age h", "window h", *ARMS),
+                [_period_row(period) for period in periods],
+                "Never seen: judged events on items without an event before the period. Item age: median time since the "
+                "item's first event. Window: that of live popularity",
+            ),
+            Table(
+                "training",
+                ("arm", "runs", "tokens", "CPU s"),
+                [
+                    (row["arm"], str(row["runs"]), f"{row['tokens']:,}", f"{row['cpu_s']:,.0f}")
+                    for row in result["training"]
+                ],
+                "CPU s: all commands, with start-up",
+            ),
+        ],
+        notes=[_verdict(result)],
+        charts={"hr10": _chart(result)},
+    )
+
+
+def _verdict(result: Mapping[str, Any]) -> str:
+    """Says whether the best trained arm is ahead of live popularity on both metrics."""
+    best = max((row for row in result["arms"] if row["arm"] != LIVE), key=lambda row: float(row["hr@10"]))
+    low = min(best[f"{name}_difference"][1] for name in ("hr@10", "ndcg@10"))
+    met = "met" if low > 0 else "not met"
+    return (
+        f"Aim: the interval of the best arm's difference to live popularity lies above 0. {met.capitalize()}: the best "
+        f"arm is `{best['arm']}`"
+    )
+
+
+def _pooled_row(row: Mapping[str, Any], num_periods: int) -> tuple[str, ...]:
+    cells = [row["arm"]]
+    for name in ("hr@10", "ndcg@10"):
+        mean, low, high = row.get(f"{name}_difference", (None, None, None))
+        shown = "" if mean is None else f"{mean:+.4f} [{low:+.4f}, {high:+.4f}]"
+        cells += [f"{row[name]:.4f}", shown]
+    return (*cells, "" if row["arm"] == LIVE else f"{row['periods_won']} of {num_periods}")
+
+
+def _period_row(period: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        *(period["begin"], f"{period['num_events']:,}", f"{period['never_seen_share']:.1%}"),
+        *(f"{period['item_age_h']:.1f}", f"{period['live_h']:g}"),
+        *(f"{period['arms'][arm]['hr@10']:.4f}" for arm in ARMS),
+    )
+
+
+def _chart(result: Mapping[str, Any]) -> str:
+    periods: Sequence[Mapping[str, Any]] = result["periods"]
+    lines = [
+        Line(
+            name=arm,
+            x=[place + 1.0 for place in range(len(periods))],
+            y=[float(period["arms"][arm]["hr@10"]) for period in periods],
+            tone=tone,
+        )
+        for arm, tone in TONES.items()
+    ]
+    return line_chart(
+        lines,
+        title=f"HR@10 of each period, {result['plan']['dataset']}",
+        description="HR@10 of live popularity and of the trained arms, period by period.",
+        x_label="period",
+        y_label="HR@10",
+    ).document

@@ -1,0 +1,145 @@
+"""The logs of `tackboard bench daily`: their periods, the recipe with its settings, and the budget of tokens.
+
+A log ends with some periods of equal length, days or weeks. Each period begins with a cut. The models of a period were
+trained on what lies before its cut and are judged on the events of the period.
+
+    ───────────────────── history ─────────────────────┊ period 1 ┊ period 2 ┊ … ┊ period n
+    frozen      trained once ──────────────────────────┤ judged   ┊ judged   ┊   ┊ judged
+    retrained   trained from random parameters ────────┤ judged ──┤ judged ──┤ …   each on all earlier events
+    continued   trained once, then each period goes on ┤ judged ─►┤ judged ─►┤ …   with the newest period's events
+
+The first run of `continued` ends one period before the first cut. So each period has a model that was not trained on
+the period before; with this model, the head of live counts is fitted (live_head.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from tackboard.bench.quality.data import BENCHES, find_files
+from tackboard.core.config import did_you_mean
+from tackboard.core.errors import DataError, UsageError
+from tackboard.core.progress import say
+from tackboard.data.time_split import HOUR_MS
+from tackboard.evaluation.judged_events import Judged
+from tackboard.events.dataset import open_dataset
+from tackboard.flow.command import run_command
+
+WORLD = "news"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DailyPlan:
+    """What is trained and judged on one log."""
+
+    dataset: str
+    """Name of a public dataset, or of the synthetic world."""
+    recipe: str
+    settings: tuple[str, ...]
+    """Settings that differ from the recipe."""
+    hours: int
+    """Length of a period."""
+    periods: int
+    """Number of periods at the end of the log."""
+    tokens: int
+    """Number of training tokens that each arm may read, over all periods."""
+    tokens_per_step: int
+    max_users: int
+    """At most this number of users is judged in each period; the users are drawn by their ids."""
+    judged: Judged
+    """Events that are judged in each period: each user's `first`, or `all`."""
+
+    def cuts(self, last_ms: int) -> list[int]:
+        """Returns the instants at which the periods begin, and the end of the last period.
+
+        The last period ends with the last whole UTC day of the log.
+        """
+        day = 24 * HOUR_MS
+        end = (last_ms // day + 1) * day
+        return [end - (self.periods - place) * self.hours * HOUR_MS for place in range(self.periods + 1)]
+
+
+SMALL = (
+    *("data.max_length=32", "model.max_history=32", "model.width=64", "model.backbone.num_layers=2"),
+    *("model.tables.num_hashes=4", "optimizer.warmup_steps=10"),
+)
+PLANS = {
+    plan.dataset: plan
+    for plan in (
+        DailyPlan(
+            dataset="kakao-brunch",
+            recipe="kakao-brunch",
+            settings=(*SMALL, "model.tables.num_rows=131072", "data.uniform_negatives=1024"),
+            hours=24,
+            periods=21,
+            tokens=8_400_000,
+            tokens_per_step=8192,
+            max_users=1000,
+            judged="first",
+        ),
+        DailyPlan(
+            dataset="deskdrop",
+            recipe="deskdrop",
+            settings=("optimizer.warmup_steps=10",),
+            hours=168,
+            periods=12,
+            tokens=2_400_000,
+            tokens_per_step=4096,
+            max_users=2000,
+            judged="all",
+        ),
+        DailyPlan(
+            dataset=WORLD,
+            recipe="kakao-brunch",
+            settings=(*SMALL, "model.tables.num_rows=16384", "data.uniform_negatives=512", "model.dropout=0.1"),
+            hours=24,
+            periods=7,
+            tokens=1_400_000,
+            tokens_per_step=4096,
+            max_users=1000,
+            judged="first",
+        ),
+    )
+}
+
+
+def find_plan(dataset: str, *, periods: int | None, tokens: int | None, quick: bool) -> DailyPlan:
+    """Returns the plan of a log, with other numbers of periods and tokens if they are given."""
+    if dataset not in PLANS:
+        raise UsageError(
+            f"--dataset {dataset} is not known",
+            allowed=f"allowed: {', '.join(PLANS)}",
+            fix=did_you_mean(dataset, PLANS),
+        )
+    plan = PLANS[dataset]
+    if quick:
+        plan = dataclasses.replace(plan, periods=3, tokens=min(plan.tokens, 240_000), max_users=200)
+    plan = dataclasses.replace(plan, periods=periods or plan.periods, tokens=tokens or plan.tokens)
+    least = 8 * plan.periods * plan.tokens_per_step
+    if plan.tokens < least:
+        raise UsageError(
+            f"--tokens {plan.tokens} is too small", allowed=f"allowed: at least {least:,}, a few steps in each period"
+        )
+    return plan
+
+
+def find_dataset(plan: DailyPlan, folder: Path, data: Path | None) -> Path:
+    """Returns the folder of the dataset under `folder`, after making it from the publisher's files or as a world."""
+    path = folder / plan.dataset
+    if not path.exists():
+        say(f"preparing {plan.dataset}")
+        words: tuple[str, ...] = ("data", "synth", "--world", WORLD)
+        if plan.dataset != WORLD:
+            files = find_files(BENCHES[plan.dataset].public, data)
+            words = ("data", "import", plan.dataset, *map(str, files))
+        run_command("data", (*words, "--out", str(folder), "--name", plan.dataset), log=folder / f"{plan.dataset}.log")
+    statistics = open_dataset(path, verify=False).statistics
+    first_ms, last_ms = int(statistics["first_ms"]), int(statistics["last_ms"])
+    if plan.cuts(last_ms)[0] - plan.hours * HOUR_MS <= first_ms:
+        raise DataError(
+            f"{plan.dataset} is too short for {plan.periods} periods of {plan.hours} hours",
+            allowed="allowed: periods that leave at least one period before the first cut",
+            fix="lower --periods",
+        )
+    return path
