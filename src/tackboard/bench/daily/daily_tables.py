@@ -22,18 +22,18 @@ def daily_report(result: Mapping[str, Any]) -> Report:
     return Report(
         result=result,
         theme=f"daily-{plan['dataset']}",
-        title=f"Judged on the time after training: {plan['dataset']}, {plan['periods']} periods of {plan['hours']} hours",
+        title=f"Judged on the time after training: {plan['dataset']}, {plan['periods']} times {plan['hours']} hours",
         command=f"bench daily{options}",
         words=[
             f"The periods lie between {result['first_cut']} and {result['end']}. Judged are {which} in each period, of "
             f"at most {plan['max_users']:,} users of the period, drawn by their ids. Every item that had appeared in "
             "the log by then is ranked; items of the history stay in the ranking; ties count against the target.",
             f"Each trained arm may read {plan['tokens']:,} tokens over all periods: `{FROZEN}` all of them before the "
-            f"first cut, `{RETRAINED}` an equal part for each period, from random parameters, and `{CONTINUED}` half of "
-            "them up to one period before the first cut and an equal part of the rest for each period.",
-            f"`{HEAD}` is the model of `{CONTINUED}` with live counts. Its weights are fitted to at most {NUM_FITTED:,} "
-            "events of the period before, with the model of the period before. The windows of recent popularity are "
-            "chosen on the same events.",
+            f"first cut, `{RETRAINED}` an equal part for each period, from random parameters, and `{CONTINUED}` half "
+            "of them up to one period before the first cut and an equal part of the rest for each period.",
+            f"`{HEAD}` is the model of `{CONTINUED}` with live counts. Its weights are fitted to at most "
+            f"{NUM_FITTED:,} events of the period before, with the model of the period before. The windows of recent "
+            "popularity are chosen on the same events.",
         ],
         tables=[
             Table(
@@ -48,8 +48,8 @@ def daily_report(result: Mapping[str, Any]) -> Report:
                 "HR@10 of each period",
                 ("from", "events", "never seen", "item age h", "window h", *ARMS),
                 [_period_row(period) for period in periods],
-                "Never seen: judged events on items without an event before the period. Item age: median time since the "
-                "item's first event. Window: that of live popularity",
+                "Never seen: judged events on items without an event before the period. Item age: median time since "
+                "the item's first event. Window: that of live popularity",
             ),
             Table(
                 "training",
