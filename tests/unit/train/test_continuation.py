@@ -81,7 +81,7 @@ def short_log(tmp_path_factory: pytest.TempPathFactory, make_dataset: Callable[.
 
 @pytest.fixture
 def on(tiny_config: Config) -> Callable[..., RunConfig]:
-    """`on(dataset, cut, …)`: a run that reads the log until a day; without a cut, one that leaves the last event out."""
+    """`on(dataset, cut, …)`: a run that reads the log until a day, or leaves the last events out."""
 
     def config(dataset: Path, cut: int | None, *overrides: str) -> RunConfig:
         split = [] if cut is None else ["data.split=time", f"data.cut={day(cut)}"]
@@ -305,7 +305,7 @@ def seal(folder: Path, state: dict[str, Any]) -> None:
 def test_a_stopped_run_ends_in_the_same_bits_without_the_run_before(
     on: Config, short_log: Path, log: Path, tmp_path: Path, make_dataset: Callable[..., Path]
 ) -> None:
-    """`--resume auto` finds it though the run before, its snapshot and `latest` are gone; a finished one ends the search."""
+    """`--resume auto` finds it though the run before and its snapshot are gone. A finished run ends the search."""
     old = make_dataset(tmp_path / "old", events_until(2))
     first = train(on(old, None), tmp_path / "first").run
     asked = continued(on(log, 3, "model.tables.num_rows=32"), first)
