@@ -34,6 +34,17 @@ class HashConfig:
         check(is_distinct, "model.tables.num_hashes", self.num_hashes, allowed)
 
 
+def can_grow(hashing: HashConfig, num_rows_before: int) -> bool:
+    """Returns whether tables of `hashing` can take over the rows of tables with `num_rows_before` rows, item by item.
+
+    With `mix` and f times as many rows, row r serves only ids that row r // f served before. With `modulo`, ids from 0
+    to num_rows_before - 1 keep their rows.
+    """
+    if hashing.method == "modulo":
+        return hashing.num_rows >= num_rows_before
+    return hashing.num_rows % num_rows_before == 0
+
+
 def item_rows(item_ids: NDArray[np.int64], hashing: HashConfig) -> torch.Tensor:
     """Returns the row of each item in each sub-table: int64 [M, k]."""
     if hashing.method == "modulo":

@@ -55,10 +55,12 @@ OPTIONAL = {
     "validation.num_worse": int,
     "model.code_file": str,
     "model.code_sha256": str,
+    "lineage.end_ms": int,
     "started_from.run": str,
     "started_from.step": int,
     "started_from.snapshot": str,
     "started_from.prefix": str,
+    "started_from.is_continued": bool,
 }
 """Fields that older versions did not write."""
 

@@ -26,6 +26,12 @@ def train(
         metavar="RUN",
         help="Begin with the parameters of this run, checkpoint, or bundle made by `tackboard export --for-training`.",
     ),
+    goes_on: str = typer.Option(
+        "",
+        "--continue",
+        metavar="RUN",
+        help="Go on with the model of this run or checkpoint on newer data: train on the events since its end.",
+    ),
     narrow: bool = typer.Option(False, "--narrow-tables", help="Halve the width of item tables and double their rows."),
     runs: Path = typer.Option(Path("runs"), "--runs", help="Write the run into this folder of runs."),
     resume: str = typer.Option(
@@ -40,15 +46,16 @@ def train(
     """Train a model and write a run directory with checkpoints and metrics."""
     began = time.perf_counter()
     from tackboard.train.config import config_to_json
+    from tackboard.train.continuation import with_instant
 
     if fast_dev_run:
         overrides = [*overrides, "training.steps=2", "training.checkpoint_every=1", "training.log_every=1"]
-    config = _configured(recipe, overrides, start, narrow=narrow)
+    config = _configured(recipe, overrides, start, goes_on, narrow=narrow)
     if settings:
         _print_settings(config)
         return
     if print_config:
-        typer.echo(json.dumps(config_to_json(config), indent=2))
+        typer.echo(json.dumps(config_to_json(with_instant(config)), indent=2))
         return
     from tackboard.parallel.meeting import end_world, start_world
     from tackboard.parallel.roll_call import lost_processes_named
@@ -77,10 +84,13 @@ def _run(
     from tackboard.parallel.agreement import check_agreement, run_facts
     from tackboard.parallel.sharded_tables import measured_balance
     from tackboard.train.config import config_to_json
+    from tackboard.train.continuation import check_alone, with_instant
     from tackboard.train.resume import newest_checkpoint
     from tackboard.train.start import open_source
 
+    check_alone(config, world)
     found = _find_run(config, runs, resume) if world.is_first else None
+    config = with_instant(config, found.config if found else None)
     path = world.from_first(found and found.path)
     checkpoint = newest_checkpoint(CheckpointStore(path / "checkpoints"), world) if path else None
     source = open_source(config, checkpoint)
@@ -135,8 +145,8 @@ def _run(
     return result
 
 
-def _configured(recipe: str, overrides: list[str], start: str, *, narrow: bool = False) -> RunConfig:
-    """Returns the config of a recipe with the values of --set and --from, and narrow tables if they are wanted."""
+def _configured(recipe: str, overrides: list[str], start: str, goes_on: str = "", *, narrow: bool = False) -> RunConfig:
+    """Returns the config of a recipe with the values of --set, --from and --continue, and narrow tables if wanted."""
     from tackboard.core.config import apply_overrides
     from tackboard.core.errors import UsageError
     from tackboard.recipes.registry import find_recipe
@@ -144,15 +154,22 @@ def _configured(recipe: str, overrides: list[str], start: str, *, narrow: bool =
     config: RunConfig = apply_overrides(find_recipe(recipe), overrides)
     if narrow:
         config = _with_narrow_tables(config)
-    if not start:
-        return config
-    if any(override.startswith("start.run=") for override in overrides) and config.start.run != start:
+    if start and goes_on:
         raise UsageError(
-            f"--from {start} and --set start.run={config.start.run} name different runs",
-            allowed="--from RUN does the same as --set start.run=RUN",
+            f"--from {start} and --continue {goes_on} are both given",
+            allowed="--from takes the parameters of a run for another model or task; --continue goes on with a run",
             fix="give only one of them",
         )
-    return apply_overrides(config, [f"start.run={start}"])
+    option, wanted = ("--continue", goes_on) if goes_on else ("--from", start)
+    if not wanted:
+        return config
+    if any(override.startswith("start.run=") for override in overrides) and config.start.run != wanted:
+        raise UsageError(
+            f"{option} {wanted} and --set start.run={config.start.run} name different runs",
+            allowed=f"{option} RUN does the same as --set start.run=RUN{' and more' if goes_on else ''}",
+            fix="give only one of them",
+        )
+    return apply_overrides(config, [f"start.run={wanted}", *(["start.is_continued=true"] if goes_on else [])])
 
 
 def _with_narrow_tables(config: RunConfig) -> RunConfig:
@@ -188,6 +205,7 @@ def _find_run(config: RunConfig, runs: Path, resume: str) -> RunDirectory | None
     from tackboard.core.errors import UsageError
     from tackboard.core.progress import say
     from tackboard.core.rundir import RunDirectory
+    from tackboard.train.continuation import with_instant
     from tackboard.train.resume import changed_settings, find_unfinished
 
     if resume == "never":
@@ -197,7 +215,7 @@ def _find_run(config: RunConfig, runs: Path, resume: str) -> RunDirectory | None
         say(sentence)
         return found
     run = RunDirectory.open(Path(resume))
-    if changed := changed_settings(run.config, config):
+    if changed := changed_settings(run.config, with_instant(config, run.config)):
         raise UsageError(
             f"{resume} was started with other settings: {', '.join(changed)[:200]}",
             allowed="a resumed run keeps the settings that decide its result",

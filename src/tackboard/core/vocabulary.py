@@ -4,7 +4,7 @@ A surface is the place in a product where an event happened, such as home or sea
 
 Index 0 is reserved for names that training never saw, so a new action in production has a defined embedding instead of
 an error. The lists are part of every checkpoint and bundle. They are sorted, so that the same data gives the same
-indices.
+indices. If a run goes on with an earlier run on newer data, new names come after the old ones, whose indices stay.
 """
 
 from __future__ import annotations
@@ -40,6 +40,13 @@ class Vocabulary:
     def from_dict(cls, names: Mapping[str, Sequence[str]]) -> Vocabulary:
         """Makes a vocabulary from the names in a checkpoint, in the order of the checkpoint."""
         return cls(actions=tuple(names["actions"]), surfaces=tuple(names["surfaces"]))
+
+    def grown(self, names: Vocabulary) -> Vocabulary:
+        """Returns this vocabulary and, after it, the names that only `names` has. Old names keep their indices."""
+        return Vocabulary(
+            actions=tuple(dict.fromkeys((*self.actions, *names.actions))),
+            surfaces=tuple(dict.fromkeys((*self.surfaces, *names.surfaces))),
+        )
 
     @property
     def num_actions(self) -> int:

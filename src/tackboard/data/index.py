@@ -174,10 +174,12 @@ def _nothing_to_train_on(source: SequenceSource, users: PartOfUsers, *, has_even
     """Returns the error that says why a part of the users has no event, or no positive event, to train on."""
     what = "positive event" if has_events else "event"
     if source.instants():
-        named = ", ".join(f"{name.removesuffix('_ms')} {shown_instant(at)}" for name, at in source.instants().items())
-        part = "validation" if users.is_slice or users.part == "validation" else "training"
+        purpose = "validation" if users.is_slice or users.part == "validation" else "training"
+        instants = {name.removesuffix("_ms"): at for name, at in source.instants().items()}
+        instants |= {} if source.time_split else {"end of the log": source.end_ms}
+        named = ", ".join(f"{name} {shown_instant(at)}" for name, at in instants.items())
         return DataError(
-            f"{source.path} has no {what} for {part}",
+            f"{source.path} has no {what} for {purpose}",
             allowed=f"the instants that decide it: {named}",
             fix="choose another data.cut, data.validation_hours or data.predict_from",
         )

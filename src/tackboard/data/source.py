@@ -185,10 +185,17 @@ class SequenceSource:
         split = {} if self.time_split is None else dataclasses.asdict(self.time_split)
         return split | ({} if self.predict_from_ms is None else {"predict_from_ms": self.predict_from_ms})
 
+    @property
+    def end_ms(self) -> int:
+        """The instant before which all training events happened; a run that goes on with this one begins there."""
+        return int(self.dataset.statistics["last_ms"]) + 1 if self.time_split is None else self.time_split.until_ms
+
     def lineage(self) -> dict[str, Any]:
         """Returns what a checkpoint records about the origin of its data."""
         lineage = {"dataset": str(self.path), "snapshot": self.snapshot, "num_events": self.dataset.num_events}
-        return lineage | self.instants()
+        # A stream has no last event.
+        end = {"end_ms": self.end_ms} if "last_ms" in self.dataset.statistics else {}
+        return lineage | end | self.instants()
 
     def read_columns(self, spans: Spans, columns: Sequence[str]) -> pa.Table:
         """Reads some columns of some rows of the events, and counts what was read."""

@@ -181,9 +181,9 @@ def _card(signature: Signature, checkpoint: Checkpoint, stored: Mapping[str, Sto
     ]
     if began := lineage.get("started_from"):
         part = f"The parameters under `{began['prefix']}`" if began.get("prefix") else "Its parameters"
+        how = "It goes on with" if began.get("is_continued") else f"{part} were initialised from"
         lines.append(
-            f"{part} were initialised from step {began['step']} of run `{began['run']}`, which was trained on snapshot "
-            f"`{began['snapshot']}`."
+            f"{how} step {began['step']} of run `{began['run']}`, which was trained on snapshot `{began['snapshot']}`."
         )
     lines += [
         f"Reads up to {signature.max_history} events of a history; item ids are {signature.id_type}.",

@@ -55,6 +55,12 @@ class TableInPieces(Protocol):
         """Type of the weights."""
 
 
+def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of a model's parameters and buffers. A table that processes share has its whole shape."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    return shapes | {name: (table.num_rows_in_all, table.dim) for name, table in tables_in_pieces(model).items()}
+
+
 def tables_in_pieces(model: nn.Module) -> dict[str, TableInPieces]:
     """Returns the tables of a model, by the names that their weights have in a checkpoint."""
     return {

@@ -96,9 +96,21 @@ class StartConfig:
     contains the other run's model as `pinfm`. The other run must have all of these parameters, under names without
     the prefix. If empty, the whole model gets values, or the one part of it that fits the other run, such as the
     `pinfm` of a ranker."""
+    is_continued: bool = False
+    """Whether the run goes on with the model of `run` on newer data: names and tables may grow, tables keep their
+    Adagrad sums, and only new events are predicted. `tackboard train --continue` sets it."""
     needs_run: bool = False
     """Whether the run stops at once if `run` is empty. Recipes that fine-tune a pretrained model set it, because a
     model that begins at random by mistake would train without an error."""
+
+    def __post_init__(self) -> None:
+        if self.is_continued and (not self.run or self.prefix):
+            what = f"start.prefix is {self.prefix}" if self.prefix else "start.run is empty"
+            raise ConfigError(
+                f"start.is_continued is true, but {what}",
+                allowed="a run goes on with the whole model of one other run",
+                fix="--set start.prefix=" if self.prefix else "add --continue RUN: ls runs/",
+            )
 
 
 DATA_CONFIGS: dict[str, type[StepsConfig]] = {cls.kind: cls for cls in (DataConfig, RequestConfig, StreamConfig)}

@@ -13,6 +13,7 @@ from tackboard.core.files import remove_leftovers
 from tackboard.core.rundir import RunDirectory
 from tackboard.parallel.training_world import TrainingWorld
 from tackboard.train.config import RunConfig, config_to_json, with_model
+from tackboard.train.continuation import with_instant
 
 FREE_SETTINGS = frozenset(
     {"data.num_workers", "data.ray_address", "training.log_every", "training.checkpoint_every", "training.num_threads"}
@@ -61,7 +62,10 @@ def newest_checkpoint(
 
 
 def find_unfinished(runs: Path, config: RunConfig) -> tuple[RunDirectory | None, str]:
-    """Returns (the newest unfinished run under `runs` with this config, or None; a sentence about the search)."""
+    """Returns (the newest unfinished run under `runs` with this config, or None; a sentence about the search).
+
+    A run that goes on with another one is not looked for behind a finished run of its kind: that night is over.
+    """
     remove_leftovers(runs)
     passed_over = ""
     # A run's name begins with a digit. If the run was killed while its folder was made, the name begins with a dot.
@@ -69,9 +73,14 @@ def find_unfinished(runs: Path, config: RunConfig) -> tuple[RunDirectory | None,
         if not (path / "config.json").is_file():
             continue
         run = RunDirectory.open(path)
-        if run.status == "done":
+        is_done = run.status == "done"
+        if is_done and not config.start.is_continued:
             continue
-        changed = changed_settings(run.config, config)
+        changed = changed_settings(run.config, with_instant(config, run.config))
+        if is_done and not changed:
+            break
+        if is_done:
+            continue
         if not changed:
             return run, f"resuming {run.path}"
         passed_over = passed_over or f" ({path} is unfinished, but differs in {', '.join(changed)[:120]})"

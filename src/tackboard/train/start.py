@@ -1,8 +1,9 @@
 """Opens the data of a run for its model, and copies parameters of another run into the model if `start.run` names one.
 
 A model that begins with another run's parameters also takes that run's vocabulary, because the rows of the embeddings
-stand for the actions and surfaces of that run. Names that occur only in the new data count as unknown. Before any
-parameter is taken, settings, features and sizes are compared (see start_point.py).
+stand for the actions and surfaces of that run. Names that occur only in the new data count as unknown, unless the run
+goes on with the other run (see continuation.py). Before any parameter is taken, settings, features and sizes are
+compared (see start_point.py).
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.config import StepsConfig
 from tackboard.data.source import SequenceSource
 from tackboard.models.changed_rows import Stored, copy_range, copy_rows
-from tackboard.models.table_pieces import tables_in_pieces
+from tackboard.models.table_pieces import shapes_of, tables_in_pieces
 from tackboard.train.config import RunConfig, features_for
-from tackboard.train.start_point import StartPoint, check_same_meaning
+from tackboard.train.continuation import Growth, as_before, growing, open_grown, take_sums
+from tackboard.train.start_point import StartPoint, check_same_meaning, size_shown
 
 
 def open_source(config: RunConfig, checkpoint: Checkpoint | None = None) -> SequenceSource:
@@ -38,6 +40,8 @@ def open_source(config: RunConfig, checkpoint: Checkpoint | None = None) -> Sequ
     if checkpoint is not None:
         state = read_state(checkpoint.path)
         data, vocabulary = data.at(state["lineage"]), Vocabulary.from_dict(state["vocabulary"])
+    elif config.start.is_continued:
+        return open_grown(config, StartPoint.find(config.start.run))
     elif config.start.run:
         vocabulary = StartPoint.find(config.start.run).vocabulary
     elif config.start.needs_run:
@@ -63,18 +67,28 @@ def check_start(model: nn.Module, config: RunConfig, source: SequenceSource) -> 
 
 
 @torch.no_grad()
-def take_parameters(model: nn.Module, config: RunConfig, source: SequenceSource) -> dict[str, Any]:
+def take_parameters(
+    model: nn.Module, config: RunConfig, source: SequenceSource, sums: Mapping[str, torch.Tensor] | None = None
+) -> dict[str, Any]:
     """Gives `model` the parameters that `config.start` names; returns what the checkpoints record of their origin.
 
+    If the run goes on with the other one, `sums`, the Adagrad sums of tables by module name, also get its values.
     Raises UsageError if the other run was trained with other settings or features, or lacks a parameter, or has it in
     another shape; then no parameter is taken. Parameters that the model does not have are ignored.
     """
     if not config.start.run:
         return {}
-    point, stored, prefix = _compare(model, config, source, verify=True)
+    point, stored, prefix, grown = _compare(model, config, source, verify=True)
     wanted, dense, tables = _under(model, prefix), model.state_dict(), tables_in_pieces(model)
+    if config.start.is_continued:
+        take_sums(sums or {}, stored, grown)
     for name in wanted:
         origin = name.removeprefix(prefix)
+        if name in grown:
+            grown[name].copy(stored[origin], dense[name])
+            if name in tables:
+                grown[name].add_fresh(tables[name], point.fresh(origin))
+            continue
         if name not in tables:
             copy_rows(stored[origin], dense[name])
             continue
@@ -86,36 +100,41 @@ def take_parameters(model: nn.Module, config: RunConfig, source: SequenceSource)
             tables[name].fresh = fresh
     taken = sum(math.prod(shape) for shape in wanted.values())
     say(f"took {taken:,} parameters from {point.path}{f' for {prefix}' if prefix else ''}")
-    return point.lineage | {"prefix": prefix, "parameters": taken}
+    is_continued = {"is_continued": True} if config.start.is_continued else {}
+    return point.lineage | {"prefix": prefix, "parameters": taken, **is_continued}
 
 
 def _compare(
     model: nn.Module, config: RunConfig, source: SequenceSource, *, verify: bool
-) -> tuple[StartPoint, dict[str, Stored], str]:
-    """Compares a model with the run that it starts from. Returns that run, its parameters, and the prefix."""
+) -> tuple[StartPoint, dict[str, Stored], str, dict[str, Growth]]:
+    """Compares a model with the run that it starts from. Returns that run, its tensors, the prefix, and what grows."""
     point = StartPoint.find(config.start.run)
-    stored = point.parameters(verify=verify)
-    prefix = config.start.prefix or _fitting_prefix(model, stored)
+    is_continued = config.start.is_continued
+    stored = point.parameters(verify=verify, with_sums=is_continued)
+    prefix = "" if is_continued else config.start.prefix or _fitting_prefix(model, stored)
     if not _under(model, prefix):
         raise UsageError(
             f"start.prefix = {prefix} fits no parameter",
             allowed=f"parameters begin with: {', '.join(_beginnings(model))}",
         )
-    check_same_meaning(config, source, point, prefix)
-    for name, size in _under(model, prefix).items():
+    before = as_before(config, point) if is_continued else config
+    check_same_meaning(before, source, point, prefix)
+    grown = growing(model, config, before, source.vocabulary, point) if is_continued else {}
+    sizes_before = {name: growth.shape_before for name, growth in grown.items()}
+    for name, size in (_under(model, prefix) | sizes_before).items():
         origin = name.removeprefix(prefix)
         shape = tuple(stored[origin].shape) if origin in stored else None
         if shape != size:
-            found = "which lacks it" if shape is None else f"where it has size {_size(shape)}"
+            found = "which lacks it" if shape is None else f"where it has size {size_shown(shape)}"
             fix = "give the model the settings of that run, or name another start.run or start.prefix"
-            if prefix and _shapes(model).keys() <= stored.keys():
+            if prefix and shapes_of(model).keys() <= stored.keys():
                 fix = f"{point.place} has a part {prefix} of its own; to take all its parameters: --set start.prefix="
             raise UsageError(
-                f"{name} ({_size(size)}) cannot start from {origin} of {point.place}, {found}",
+                f"{name} ({size_shown(size)}) cannot start from {origin} of {point.place}, {found}",
                 allowed="allowed: a run of a model with the same settings as the part that takes its parameters",
                 fix=fix,
             )
-    return point, stored, prefix
+    return point, stored, prefix, grown
 
 
 def _fitting_prefix(model: nn.Module, stored: Mapping[str, Stored]) -> str:
@@ -123,26 +142,16 @@ def _fitting_prefix(model: nn.Module, stored: Mapping[str, Stored]) -> str:
 
     Returns "" if the whole model has all of its parameters in `stored`, or if no part has.
     """
-    if _shapes(model).keys() <= stored.keys():
+    if shapes_of(model).keys() <= stored.keys():
         return ""
     parts = {f"{name}.": _under(model, f"{name}.") for name in _beginnings(model)}
     fitting = [prefix for prefix, part in parts.items() if part and all(name[len(prefix) :] in stored for name in part)]
     return max(fitting, key=lambda prefix: len(parts[prefix]), default="")
 
 
-def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of a model's parameters and buffers. A table that processes share has its whole shape."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    return shapes | {name: (table.num_rows_in_all, table.dim) for name, table in tables_in_pieces(model).items()}
-
-
 def _under(model: nn.Module, prefix: str) -> dict[str, tuple[int, ...]]:
-    return {name: shape for name, shape in _shapes(model).items() if name.startswith(prefix)}
+    return {name: shape for name, shape in shapes_of(model).items() if name.startswith(prefix)}
 
 
 def _beginnings(model: nn.Module) -> list[str]:
-    return sorted({name.partition(".")[0] for name in _shapes(model)})
-
-
-def _size(shape: tuple[int, ...]) -> str:
-    return " × ".join(map(str, shape)) or "1"
+    return sorted({name.partition(".")[0] for name in shapes_of(model)})

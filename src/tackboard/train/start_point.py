@@ -19,10 +19,11 @@ from typing import Any
 
 from tackboard.bundle.signature import FILE_NAME as SIGNATURE
 from tackboard.bundle.signature import read_bundle, read_signature
+from tackboard.checkpoint.parts import group_of
 from tackboard.checkpoint.store import KIND as CHECKPOINT
-from tackboard.checkpoint.store import find_checkpoint
-from tackboard.checkpoint.stored_rows import decode, fresh_rows_of
-from tackboard.checkpoint.trained import STATE, load_trained, read_state, stored_parameters
+from tackboard.checkpoint.store import Checkpoint, find_checkpoint
+from tackboard.checkpoint.stored_rows import fresh_rows_of
+from tackboard.checkpoint.trained import STATE, load_trained, read_state, stored_optimizer, stored_parameters
 from tackboard.core.config import explain, move_settings, to_dict
 from tackboard.core.documents import blaming
 from tackboard.core.errors import DataError, UsageError
@@ -37,7 +38,7 @@ from tackboard.models.interface import ModelConfig
 from tackboard.models.pinfm import PinFMConfig
 from tackboard.models.stored_parameters import load_tensors
 from tackboard.ops.fresh_rows import FreshRows
-from tackboard.train.config import RunConfig
+from tackboard.train.config import RunConfig, features_for
 
 OF_TABLES = tuple(f"tables.{name}" for name in ("method", "num_hashes", "num_rows", "seed", "dim"))
 OF_ENCODERS = (
@@ -107,18 +108,30 @@ class StartPoint:
             lineage = {"run": str(lineage["run"]), "step": int(lineage["step"]), "snapshot": str(lineage["snapshot"])}
         return cls(place, path, is_bundle, settings, vocabulary, id_type, features, fresh_rows, lineage)
 
-    def parameters(self, *, verify: bool) -> dict[str, Stored]:
-        """Returns all parameters, mapped into memory. With `verify`, every byte is first compared with the manifest."""
+    def parameters(self, *, verify: bool, with_sums: bool = False) -> dict[str, Stored]:
+        """Returns all parameters, mapped into memory. With `verify`, every byte is first compared with the manifest.
+
+        With `with_sums`, the tensors of a checkpoint's optimisers are returned too, such as `adagrad.item_tables`.
+        """
         if not self.is_bundle:
-            if verify:
-                return stored_parameters(load_trained(self.path))
-            dense, tables = (load_tensors(self.path / f"{group}.safetensors") for group in ("dense", "tables"))
-            with blaming(self.path / "tables.safetensors"):
-                return dense | decode(tables, self.fresh_rows)
+            groups = ("dense", "tables", *(["optimizer"] if with_sums else []))
+            place: Path | Checkpoint = self.path
+            if not verify:
+                files = [file for file in self.path.glob("*.safetensors") if group_of(file.stem)[0] in groups]
+                tensors = {file.stem: load_tensors(file) for file in files}
+                place = Checkpoint(path=self.path, state={"fresh_rows": self.fresh_rows}, tensors=tensors)
+            checkpoint = load_trained(place, groups)
+            return stored_parameters(checkpoint) | (stored_optimizer(checkpoint) if with_sums else {})
         signature = (read_bundle if verify else read_signature)(self.path)
         names = ["dense.safetensors", *(str(table["file"]) for table in signature.tables.values())]
         files = [self.path / name for name in names]
         return {name: tensor for file in files for name, tensor in load_tensors(file).items()}
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of each sub-table of the trained model."""
+        with blaming(self.path):
+            return int(self.settings["tables"]["num_rows"])
 
     def fresh(self, table: str) -> FreshRows | None:
         """Returns the fresh rows of a table, or None if they are not known."""
@@ -132,7 +145,7 @@ def check_same_meaning(config: RunConfig, source: SequenceSource, point: StartPo
     """Raises UsageError if parameters of `point` would mean something else in a run of `config` on `source`.
 
     `prefix` says which part of the model takes them; "" means the whole model. The error names the first setting,
-    feature or list of names that differs, with both values.
+    feature or list of names that differs, with both values. A run that goes on with `point` may have more names.
     """
     _check_settings(config, point, prefix)
     if source.dataset.item_type != point.id_type:
@@ -142,7 +155,8 @@ def check_same_meaning(config: RunConfig, source: SequenceSource, point: StartPo
             allowed="the rows of the tables belong to the ids of the items",
             fix="import the log with the item ids that the run was trained with",
         )
-    if source.vocabulary != point.vocabulary:
+    names = point.vocabulary.grown(source.vocabulary) if config.start.is_continued else point.vocabulary
+    if source.vocabulary != names:
         raise UsageError(
             f"the data was opened with the names {_names(source.vocabulary)}, but {point.place} was trained with "
             f"{_names(point.vocabulary)}",
@@ -164,7 +178,7 @@ def _check_settings(config: RunConfig, point: StartPoint, prefix: str) -> None:
             if name == part or name.startswith(f"{part}."):
                 now, before = _value(wanted, name), _value(found, name)
                 if before is not _ABSENT and _in_order(now) != _in_order(before):
-                    raise _difference(config, point, name, now, before)
+                    raise difference(config, point, name, now, before)
     for name, is_fine in (
         ("tables.storage", lambda now, _before: now == "fp32"),
         ("loss.streaming_frequencies", lambda now, _before: not now),
@@ -172,7 +186,7 @@ def _check_settings(config: RunConfig, point: StartPoint, prefix: str) -> None:
     ):
         now, before = _value(wanted, name), _value(found, name)
         if _ABSENT not in (now, before) and now != before and not is_fine(now, before):
-            raise _difference(config, point, name, now, before)
+            raise difference(config, point, name, now, before)
     _check_positions(config, point)
 
 
@@ -184,13 +198,16 @@ def _check_positions(config: RunConfig, point: StartPoint) -> None:
     if _value(wanted, "backbone.positions") == "learned":
         now, before = (one["num_positions"] or one["max_history"] + 1 for one in (wanted, found))
         if now != before:
-            raise _difference(config, point, "num_positions", now, before)
+            raise difference(config, point, "num_positions", now, before)
 
 
 def _check_features(config: RunConfig, source: SequenceSource, point: StartPoint) -> None:
     if point.features is None:
         return
-    now = source.features.read_hashes(config.model.max_history)
+    features = source.features
+    if config.start.is_continued:  # New names change the hashes of actions and surfaces, so they are left out here.
+        features = features_for(config)(point.vocabulary)
+    now = features.read_hashes(config.model.max_history)
     before = point.features.read_hashes(int(point.settings["max_history"]))
     for read in sorted(now.keys() & before.keys()):
         if now[read] != before[read]:
@@ -202,13 +219,16 @@ def _check_features(config: RunConfig, source: SequenceSource, point: StartPoint
             )
 
 
-def _difference(config: RunConfig, point: StartPoint, name: str, now: Any, before: Any) -> UsageError:
+def difference(
+    config: RunConfig, point: StartPoint, name: str, now: Any, before: Any, allowed: str = ALLOWED
+) -> UsageError:
+    """Returns the error that says that the setting `model.name` differs from that of `point`."""
     also = ""
     if name == "max_history" and hasattr(config.data, "max_history"):
         also = f" --set data.max_history={_shown(before)}"
     return UsageError(
         f"model.{name} is {_shown(now)}, but {point.place} was trained with {_shown(before)}",
-        allowed=ALLOWED,
+        allowed=allowed,
         fix=f"--set {shlex.quote(f'model.{name}={_shown(before)}')}{also}",
     )
 
@@ -233,6 +253,11 @@ def _in_order(value: Any) -> Any:
 def _shown(value: Any) -> str:
     """Returns a value in the form that `--set` takes."""
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def size_shown(shape: tuple[int, ...]) -> str:
+    """Returns a shape for a message: `4 × 8`."""
+    return " × ".join(map(str, shape)) or "1"
 
 
 def _names(vocabulary: Vocabulary) -> str:

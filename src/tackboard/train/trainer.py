@@ -429,7 +429,8 @@ class Trainer:
         self._verified = None  # Mapped files take disk space, even after removal, while an object refers to them.
         if checkpoint is None:
             self.run.cut_metrics_after(self.step)  # If every checkpoint was damaged, old metrics exist.
-            self.started_from = take_parameters(self.model, self.config, self.source)
+            sums = {name: table.sums for name, table in self.optimizers.tables.items()}
+            self.started_from = take_parameters(self.model, self.config, self.source, sums)
             self.saver.begin()
             self.run.log_event(
                 "start",

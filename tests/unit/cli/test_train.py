@@ -240,6 +240,49 @@ def test_a_users_recipe_and_config(
     assert "_mine_" in answer.json()["run"]
 
 
+def test_continue_goes_on_with_the_newest_run(
+    tackboard: Program, settings: list[str], tmp_path: Path, tiny_dataset: Path
+) -> None:
+    """Two nights with the same command. The second is resumed by it too, though `latest` then names itself."""
+    runs, cut = tmp_path / "runs", ["--set", "data.split=time", "--set", "data.cut=0.6"]
+    every = ["train", "demo", *settings, "--runs", runs]
+    assert tackboard(*every, *cut).code == 0
+    night = [*every, "--set", "data.split=time", "--set", "data.cut=0.9", "--continue", runs / "latest"]
+    looked = tackboard(*night, "--dry-run", "--json")
+    assert looked.code == 0, looked.err
+    shown = json.loads(tackboard(*night, "--print-config").out)
+    assert shown["start"] == {"run": str(runs / "latest"), "prefix": "", "is_continued": True, "needs_run": False}
+    answer = tackboard(*night, "--resume", "auto", "--json")
+    assert answer.code == 0 and "nothing to resume" in answer.err, answer.err
+    run = Path(answer.json()["run"])
+    recorded = json.loads((run / "config.json").read_text())
+    assert recorded["data"]["predict_from"] == shown["data"]["predict_from"] != ""
+    unbroken = {path.name: path.read_bytes() for path in (run / "checkpoints" / "latest").glob("*.safetensors")}
+    # As if killed after its second step.
+    shutil.rmtree(run / "checkpoints" / "step-00000004")
+    (run / "checkpoints" / "latest").unlink()
+    (run / "STATUS").write_text("running\n")
+    for resume in ("auto", str(run)):
+        again = tackboard(*night, "--resume", resume, "--json")
+        assert again.code == 0, again.err
+        assert Path(again.json()["run"]) == run
+    assert unbroken == {path.name: path.read_bytes() for path in (run / "checkpoints" / "latest").glob("*.safetensors")}
+    exported = tackboard("export", run, "--out", tmp_path / "bundle")
+    assert exported.code == 0, exported.err
+    assert "It goes on with step 4 of run" in (tmp_path / "bundle" / "card.md").read_text()
+    nothing = tackboard(*night)
+    assert nothing.code == 3 and "has nothing new for" in nothing.err and len(nothing.err.splitlines()) <= 3
+    everything = ["--set", "data.predict_from=1970-01-01"]
+    for wrong, said in (
+        (["--from", runs / "latest"], "are both given"),
+        (["--set", "start.run=other"], "name different runs"),
+        ([*everything, "--set", "model.tables.num_rows=24", "--dry-run"], "model.tables.num_rows is 24, but"),
+    ):
+        answer = tackboard(*night, *wrong)
+        assert answer.code == 2 and said in answer.err, answer.err
+        assert len(answer.err.splitlines()) <= 3
+
+
 def test_from_is_start_run(
     tackboard: Program, settings: list[str], trained_run: RunDirectory, tiny_bundle: Path, tmp_path: Path
 ) -> None:

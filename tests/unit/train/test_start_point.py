@@ -182,7 +182,7 @@ def test_of_a_users_own_model_tables_and_features_are_compared(tiny_config: Conf
         max_history: int = 8
         width: int = 99
 
-    own, source = SimpleNamespace(model=OwnConfig(), data=config.data), open_source(config)
+    own, source = SimpleNamespace(model=OwnConfig(), data=config.data, start=config.start), open_source(config)
     check_same_meaning(own, source, point, "encoder.")  # type: ignore[arg-type]
     own.model = OwnConfig(tables=dataclasses.replace(config.model.tables, seed=4))
     with pytest.raises(UsageError, match="tables.seed is 4"):
