@@ -233,7 +233,7 @@ def evaluate_run(
     folder.mkdir(exist_ok=True)
     name = "_".join([f"step-{step:08d}", *([result["name"]] if "name" in result else [])])
     if "slices" in result:
-        from tackboard.evaluation.page import evaluation_page
+        from tackboard.evaluation.evaluation_page import evaluation_page
 
         result["page"] = str(folder / f"{name}.html")
         write_text_atomic(folder / f"{name}.html", evaluation_page(result))

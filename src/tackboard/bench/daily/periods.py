@@ -73,7 +73,7 @@ PLANS = {
             settings=(*SMALL, "model.tables.num_rows=131072", "data.uniform_negatives=1024"),
             hours=24,
             periods=21,
-            tokens=8_400_000,
+            tokens=4_200_000,
             tokens_per_step=8192,
             max_users=1000,
             judged="first",
