@@ -43,7 +43,7 @@ low."""
 
 @dataclass(frozen=True, kw_only=True)
 class AdmissionConfig:
-    """Limits on the number of waiting requests and on their time."""
+    """Limits on how many requests may wait, and on how long a request may take."""
 
     max_queue: int = 64
     """Largest number of requests that wait for the model, not counting the request being computed."""
@@ -189,7 +189,7 @@ class Admission(Generic[Request, Result]):
             raise self._refusal(f"the queue is full ({self.config.max_queue} requests wait)", "queue_full")
 
     def deadline_s(self, timeout_us: int | None) -> float:
-        """Returns the instant (loop time, seconds) by which a request that arrived now must be answered."""
+        """Returns the instant (loop time, seconds) by which a request that arrives now must be answered."""
         timeout_ms = self.config.timeout_ms if timeout_us is None else timeout_us / 1000
         return time.monotonic() + min(timeout_ms, self.config.max_timeout_ms) / 1000
 

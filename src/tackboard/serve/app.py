@@ -244,7 +244,8 @@ class Application:
         return await self._result(self.parsing, self.parsing.submit(body, deadline_s), receive)
 
     async def _result(self, line: Admission[Any, Result], job: Job[Any, Result], receive: Receive) -> Result:
-        """Awaits the result of a job. Raises RequestError if it fails, its deadline passes or the client goes away."""
+        """Awaits the result of a job. Raises RequestError if the job fails or is too late, or if the client goes
+        away."""
 
         def gone(watcher: asyncio.Future[Message]) -> None:
             if not watcher.cancelled():
