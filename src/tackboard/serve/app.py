@@ -244,8 +244,7 @@ class Application:
         return await self._result(self.parsing, self.parsing.submit(body, deadline_s), receive)
 
     async def _result(self, line: Admission[Any, Result], job: Job[Any, Result], receive: Receive) -> Result:
-        """Awaits the result of a job. Raises RequestError if the job fails or is too late, or if the client goes
-        away."""
+        """Awaits the result of a job. Raises RequestError if the job fails or expires, or if the client goes away."""
 
         def gone(watcher: asyncio.Future[Message]) -> None:
             if not watcher.cancelled():
