@@ -1,12 +1,13 @@
 """Keeps what a model has computed from users' histories, so that a user's next request need not compute it again.
 
 In early fusion, candidates read keys and values of the history's tokens. A token depends on its event and on earlier
-events of the same window, never on later events or candidates. So if two histories of a user begin with the same
-events, the keys and values of these events are the same, and only the rest is computed:
+events of the same window, never on candidates or later events. But the token may know the time until the next event,
+or until the request. So if two histories of a user begin with the same events, the keys and values of these events are
+the same, except those of the last of these events. Only the rest is computed:
 
     kept        ▷ a b c          the history of an earlier request was a b c d
-    request     ▷ a b c d e      d and e are computed; d again, because the token of the newest event may depend on the
-                                 time of the request
+    request     ▷ a b c d e      d and e are computed; d again, because the token of d may have depended on the time of
+                                 the earlier request
 
 A kept history is compared with the history of a request event by event, in every column that the model reads. So late
 events, corrected events and moved windows never give wrong scores, and neither do two users with the same id. The cache
@@ -35,9 +36,9 @@ if TYPE_CHECKING:  # Only the types are needed here, and importing them imports 
 
 USED_WHOLE = ("extended", "unchanged")
 OUTCOMES = (*USED_WHOLE, "late", "moved", "not_kept", "without_user", "without_history")
-"""What happened to a request: a kept context was extended by newer events; it had all events; an event arrived late or
-was corrected, so only the tokens before this event were used; the window begins with another event; nothing was kept
-for the user; the request names no user; the user has no events."""
+"""What happened to a request, in this order: newer events extended the kept context; the kept context had all events;
+an event arrived late or was corrected, so only the tokens before it were used; the window begins with another event;
+nothing was kept for the user; the request names no user; the user has no events."""
 ENTRY_BYTES = 1024
 """Memory of an entry besides its arrays, roughly."""
 
@@ -53,7 +54,7 @@ class KeptContext(NamedTuple):
 
 
 class ContextCache:
-    """Holds the contexts of the users who asked last, in at most `max_bytes` of memory, and scores with them."""
+    """Holds the contexts of the users who asked last, in at most `max_bytes` of memory, and uses them to score."""
 
     def __init__(self, scorer: Scorer, max_bytes: int) -> None:
         """Raises UsageError if the scorer's model has no contexts to keep."""
@@ -100,7 +101,7 @@ class ContextCache:
         return scores
 
     def _find(self, user_id: int, events: Events) -> tuple[KeptTokens | None, str]:
-        """Returns the kept tokens that are right for a history, and the outcome."""
+        """Returns the kept tokens that a history can use, and the outcome."""
         kept = self._kept.get(user_id)
         if kept is None:
             return None, "not_kept"
@@ -112,7 +113,7 @@ class ContextCache:
             outcome = "unchanged"
         else:
             outcome = "extended" if num_common == num_kept else "late"
-        # The start token and all common events but the last: the token of this event may depend on what follows it.
+        # The start token and all common events but the last, whose token may know the time until the next event.
         return kept.tokens.first(num_common), outcome
 
     def _keep(self, user_id: int, events: Events, tokens: KeptTokens) -> None:
@@ -134,13 +135,13 @@ def share_extended(counts: Mapping[str, int]) -> float:
 
 
 def _events(histories: SequenceBatch) -> Events:
-    """Returns the columns of the only history, with the ids of its items."""
+    """Returns the columns of a batch's only history, with the ids of its items."""
     columns = {name: values.numpy() for name, values in histories.columns.items()}
     return columns | {"item": histories.item_ids[histories.items].numpy()}
 
 
 def _num_common(one: Events, other: Events) -> int:
-    """Returns the number of events with which both histories begin."""
+    """Returns how many events are the same at the beginning of two histories."""
     length = min(len(one["item"]), len(other["item"]))
     is_same = np.ones(length, dtype=np.bool_)
     for name, values in one.items():

@@ -1,6 +1,6 @@
 """Decides which requests reach the model, and by when each request gets its scores or a refusal.
 
-One thread runs the model; everything else happens on the event loop, which stays free because the model's kernels
+One thread runs the model; everything else happens on the event loop, which stays responsive because the model's kernels
 release the interpreter lock. A request waits in a bounded line. Its deadline is a timer on the loop, so the timer fires
 on time even while the model is busy with another request. If the request is still in line when the timer fires, it
 leaves the line and never reaches the model. If the deadline passes during the computation, the client gets an answer at
@@ -43,7 +43,7 @@ low."""
 
 @dataclass(frozen=True, kw_only=True)
 class AdmissionConfig:
-    """Limits on the number of waiting requests and on their time."""
+    """Limits on how many requests may wait, and on how long a request may take."""
 
     max_queue: int = 64
     """Largest number of requests that wait for the model, not counting the request being computed."""
@@ -64,7 +64,7 @@ class AdmissionConfig:
 class CostEstimate:
     """Estimates the seconds of the next computation from the sizes and seconds of past computations.
 
-    The estimate is a straight line fitted to past computations; each weighs a tenth less than the computation after it.
+    The estimate is a straight line fitted to past computations. Each computation weighs a tenth less than the next one.
     The estimate never falls as the size grows, and at most doubles if the size doubles. If all computations had the
     same size, the estimate is their mean cost. Before the first computation every cost is 0.
     """
@@ -122,7 +122,8 @@ class Admission(Generic[Request, Result]):
     """Keeps a bounded line of requests for `score`, which runs on a separate thread.
 
     The cost of a request grows with `size(request)`, for example the number of its candidates. `on_expired(stage)` and
-    `on_model_error(error)` are called on the loop, for metrics and the log. Error messages refer to `score` by `name`.
+    `on_model_error(error)` are called on the loop, for metrics and the log. Error messages use `name` for what runs
+    `score`: the model or the parser.
     """
 
     def __init__(
@@ -181,19 +182,19 @@ class Admission(Generic[Request, Result]):
         return self._thread.is_alive() and not stuck
 
     def check_room(self) -> None:
-        """Refuses a request if the server drains or the line is full. Runs before the body is read and in `submit`."""
+        """Refuses a request if the server drains or the line is full. Runs before the body is read, and in `submit`."""
         if self.draining:
             raise RequestError(503, "the server is draining and takes no new requests", reason="draining", close=True)
         if len(self._line) >= self.config.max_queue:
             raise self._refusal(f"the queue is full ({self.config.max_queue} requests wait)", "queue_full")
 
     def deadline_s(self, timeout_us: int | None) -> float:
-        """Returns the instant (loop time, seconds) by which a request that arrived now must be answered."""
+        """Returns the instant (loop time, seconds) by which a request that arrives now must be answered."""
         timeout_ms = self.config.timeout_ms if timeout_us is None else timeout_us / 1000
         return time.monotonic() + min(timeout_ms, self.config.max_timeout_ms) / 1000
 
     def submit(self, request: Request, deadline_s: float) -> Job[Request, Result]:
-        """Puts `request` in line; its future is settled by `deadline_s` at the latest.
+        """Puts `request` in line and returns its job. The future of the job is settled by `deadline_s` at the latest.
 
         Raises RequestError: 429 if there is no room, or if this request or another request would be late; 504 if the
         deadline is too short for the request's own computation; 503 while the server drains.
@@ -227,7 +228,7 @@ class Admission(Generic[Request, Result]):
         return len(left)
 
     def check_time(self, size: int, deadline_s: float) -> None:
-        """Refuses a request of this size now if `submit` would refuse it as too late. Its values are then not read."""
+        """Refuses a request that `submit` would refuse as too late, before the values of the request are read."""
         with self._changed:
             self._check_time(size, deadline_s, _due_by(deadline_s))
 

@@ -2,9 +2,9 @@
 
 The application ignores the content type, because some clients do not send it. Every answer that is not 200 is a JSON
 object with a sentence under the key `error`. An infer call is handled in this order: token, path, room in the queue,
-body, tensors (parsed here if that is cheap, else in the parser's process), deadline, model, answer. Cheap checks come
-before expensive checks. Decided: the token guards every path, health calls and metrics included, so that no path can be
-forgotten.
+body, tensors (parsed here if parsing is cheap, else in the parser's process), deadline, model, answer. Cheap checks
+come before expensive checks. Decided: the token guards every path, health calls and metrics included, so that no path
+can be forgotten.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ logger = logging.getLogger("tackboard.serve")
 
 
 class ErrorLog:
-    """Writes one line per error, at most `_MAX_LOG_LINES_PER_S` a second. A later line counts the omitted errors."""
+    """Writes one line per error, at most `_MAX_LOG_LINES_PER_S` a second. A later line says how many were omitted."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -206,7 +206,7 @@ class Application:
             _let_go(body.chunks)
 
     async def _read_body(self, body: Body, headers: Headers, receive: Receive, held: list[int]) -> None:
-        """Fills `body` with pieces of medium size, because joining 64 MiB or keeping a million pieces blocks the loop.
+        """Fills `body` with medium-sized pieces: joining 64 MiB, or keeping a million pieces, would block the loop.
 
         `held[0]` counts the bytes of this body, which also count towards the limit on all bodies together.
         """
@@ -244,7 +244,7 @@ class Application:
         return await self._result(self.parsing, self.parsing.submit(body, deadline_s), receive)
 
     async def _result(self, line: Admission[Any, Result], job: Job[Any, Result], receive: Receive) -> Result:
-        """Awaits the result of a job. Raises RequestError if it fails, its deadline passes or the client goes away."""
+        """Awaits the result of a job. Raises RequestError if the job fails or expires, or if the client goes away."""
 
         def gone(watcher: asyncio.Future[Message]) -> None:
             if not watcher.cancelled():

@@ -79,7 +79,7 @@ class _LimitError(Exception):
 
 
 class _Room:
-    """Connections that share one limit. `waiting` holds the connections that wait for a client, longest wait first."""
+    """Connections that share one limit. `waiting` holds those that wait for their client, longest wait first."""
 
     def __init__(self) -> None:
         self.num_inside = 0
@@ -226,7 +226,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._in_headers, self._in_body = True, False
         self._header_bytes = self._received_bytes = self._body_bytes = self._num_chunks = 0
         if self._num_owed >= _MAX_PIPELINED:
-            self._stop_parser(429, f"more than {_MAX_PIPELINED} requests came before an answer", "pipeline")
+            self._stop_parser(429, f"more than {_MAX_PIPELINED} requests of one connection are unanswered", "pipeline")
 
     def on_url(self, url: bytes) -> None:
         self._count_header(len(url))
@@ -320,7 +320,7 @@ class BoundedConnection(HttpToolsProtocol):
         if hosts and not _HOST.fullmatch(hosts[0]):
             self._stop_parser(400, "the Host header is not a host with an optional port", "malformed")
         if codings and (version == "1.0" or codings != [b"chunked"]):
-            self._stop_parser(400, "Transfer-Encoding must be chunked, in HTTP/1.1 only", "malformed")
+            self._stop_parser(400, "Transfer-Encoding must be chunked, and is allowed in HTTP/1.1 only", "malformed")
         if self._health_only and not self._asks_for_health():
             self.counts.shed("connections")
             self._stop_parser(429, _CROWDED, "connections")
@@ -337,7 +337,7 @@ class BoundedConnection(HttpToolsProtocol):
         return call in ("live", "server_ready")
 
     def _update_wait(self) -> None:
-        """Updates `room.waiting`. After an answer, and when a request begins, this connection moves to the end."""
+        """Updates `room.waiting`. After an answer, and when a request begins, this connection is put last."""
         before, self._wait = self._wait, self._current_wait()
         if self.room is None or self._wait == before or (before, self._wait) == ("slow", "idle"):
             return
@@ -371,7 +371,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._end(status, message)
 
     def _end(self, status: int, message: str, *, at_once: bool = False) -> None:
-        """Ends this connection with an error. First waits for the answers to requests that have arrived completely."""
+        """Ends this connection with an error, after the answers to all requests that have arrived completely."""
         self._disarm()
         cycle, body = self.cycle, error_body(message)
         retry = b"retry-after: 1\r\n" if status == 429 else b""

@@ -13,8 +13,8 @@ import orjson
 class RequestError(Exception):
     """Says why a request gets no scores. docs/serving.md lists each `status`; `message` is a sentence for the client.
 
-    `retry_after_s` and `allow` become headers. `close` ends the connection after the answer. `reason` labels the metric
-    that counts refusals because the server is full, late or draining.
+    `retry_after_s` and `allow` become headers. `close` ends the connection after the answer. If a full, late or
+    draining server refuses a request, `reason` is the label under which a metric counts this refusal.
     """
 
     def __init__(

@@ -56,9 +56,10 @@ class Input:
 
 
 class ModelInputs:
-    """`inputs` holds the tensors that a model takes, by name; `skipped` names tensors that are accepted but not read.
+    """Checks the tensors of requests against what a model takes, and reads them.
 
-    A request has at most `max_candidates` candidates. A history has at most `max_events` events, or at most the model's
+    `inputs` holds the tensors that the model takes, by name; `skipped` names tensors that are accepted but not read. A
+    request has at most `max_candidates` candidates. A history has at most `max_events` events, or at most the model's
     max_history if that is larger.
     """
 
@@ -81,7 +82,7 @@ class ModelInputs:
         values |= {name: type_ for name, (_, _, type_) in reader.attributes.items()}
         for name, type_ in values.items():
             self.inputs[name] = Input(self._datatypes(type_), width=type_.width, type=type_)
-        # If the name of a mask is also the name of an attribute, a tensor of this name holds the attribute.
+        # If the name of a mask (`<name>_present`) is also the name of an attribute, this tensor holds the attribute.
         self._masks = {name + PRESENT_SUFFIX: name for name in values if name + PRESENT_SUFFIX not in values}
         self.inputs |= dict.fromkeys(self._masks, Input(("BOOL",)))
         known = {*SKIPPABLE, *reader.skipped, *(name + PRESENT_SUFFIX for name in reader.skipped)}

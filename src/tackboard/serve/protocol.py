@@ -61,7 +61,8 @@ class ProtocolLimits:
 class InferRequest:
     """Holds the id, timeout and wanted outputs of one infer call. If `outputs` is empty, all outputs are wanted.
 
-    `outputs` maps a name to whether it is binary. `skipped_bytes` is the size of tensors that the model does not read.
+    `outputs` maps each wanted output to whether it is sent as binary. `skipped_bytes` is the size of tensors that the
+    model does not read.
     """
 
     id: str | None

@@ -145,7 +145,7 @@ class Telemetry:
         self._observe_request(status, total_ns)
 
     def shed(self, reason: str) -> None:
-        """Counts a request or connection that a full, late or draining server refused, for one of SHED_REASONS."""
+        """Counts a request or connection that a busy or draining server refused; `reason` is one of SHED_REASONS."""
         self._shed.labels(reason).inc()
 
     def expired(self, stage: str) -> None:
@@ -225,7 +225,7 @@ class Telemetry:
 
 
 class _LogCollector(Collector):
-    """Reads the counts of the feature log only when metrics are read, because the log counts on other threads."""
+    """Reads the counts of the feature log only when metrics are read, because other threads update these counts."""
 
     def __init__(self, counts: Callable[[], Mapping[str, int]]) -> None:
         self._counts = counts
@@ -242,7 +242,7 @@ class _LogCollector(Collector):
 
 
 class _ContextCollector(Collector):
-    """Reads the figures of the cache of contexts only when metrics are read, because the model's thread counts."""
+    """Reads the figures of the context cache only when metrics are read; the model's thread updates these figures."""
 
     def __init__(self, figures: Callable[[], Mapping[str, Any]]) -> None:
         self._figures = figures

@@ -132,7 +132,7 @@ def to_binary(datatype: str, values: npt.NDArray[Any] | Sequence[str]) -> bytes:
 
 def _flatten(name: str, data: object, rank: int) -> list[Any]:
     if not isinstance(data, list):
-        raise bad_request(f"tensor {shown(name)} needs data that is a list, or binary_data_size")
+        raise bad_request(f"tensor {shown(name)} needs a list under data, or binary_data_size")
     flat = data
     for _ in range(rank - 1):
         if not flat or not all(type(part) is list for part in flat):

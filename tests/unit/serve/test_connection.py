@@ -168,7 +168,9 @@ def test_pipelined_requests_beyond_the_limit_are_told(start_server: Start, reque
     assert statuses(answer) == [200] * 16 + [429]
     last = answer[answer.rindex(b"HTTP/1.1") :]
     assert b"retry-after: 1\r\n" in last
-    assert json.loads(last.split(b"\r\n\r\n", 1)[1]) == {"error": "more than 16 requests came before an answer"}
+    assert json.loads(last.split(b"\r\n\r\n", 1)[1]) == {
+        "error": "more than 16 requests of one connection are unanswered"
+    }
     assert b'closed_total{reason="pipeline"} 1.0' in running.call("GET", "/metrics")[1]
 
 

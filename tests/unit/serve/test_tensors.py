@@ -74,8 +74,8 @@ def test_bytes_are_laid_out_as_the_protocol_says() -> None:
         ("INT64", [], "0 values where its shape needs 1"),
         ("INT64", [1, 2], "2 values where its shape needs 1"),
         ("INT64", [[1]], "every value must be int"),
-        ("INT64", {"a": 1}, "needs data that is a list"),
-        ("INT64", None, "needs data that is a list"),
+        ("INT64", {"a": 1}, "needs a list under data"),
+        ("INT64", None, "needs a list under data"),
     ],
 )
 def test_wrong_json_values_are_told(datatype: str, data: object, part: str) -> None:
