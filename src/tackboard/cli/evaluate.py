@@ -175,12 +175,10 @@ def evaluate_run(
     from tackboard.checkpoint.store import find_checkpoint
     from tackboard.checkpoint.trained import STATE, load_trained, stored_parameters
     from tackboard.core.documents import blaming
-    from tackboard.core.errors import UsageError
-    from tackboard.core.files import write_json_atomic, write_text_atomic
     from tackboard.core.machine import usable_cores
     from tackboard.core.vocabulary import Vocabulary
-    from tackboard.data.request_loader import RequestConfig, RequestSource
-    from tackboard.data.stream import StreamConfig, StreamSource
+    from tackboard.data.request_loader import RequestSource
+    from tackboard.data.stream import StreamSource
     from tackboard.features.feature_set import FILE_NAME as FEATURES
     from tackboard.features.feature_set import read_features
     from tackboard.features.standard import check_reads, features_for_model
@@ -197,16 +195,8 @@ def evaluate_run(
         config = config_from_json(checkpoint.state["config"], code_file)
         features = features or features_for_model(config.model.reads, vocabulary, config.model.max_history)
     check_reads(config.model.reads, features, checkpoint.path / FEATURES)
-    given = [*(settings or {}), *([] if cut is None else ["cut"])]
-    if given and isinstance(config.data, RequestConfig | StreamConfig):
-        reason = "to a run on a stream, whose users return to items"
-        if isinstance(config.data, RequestConfig):
-            reason = "to a ranker, which scores the candidates of each request"
-        option = "--filter-seen and --keep-seen do" if given[0] == "filter_seen" else f"--{given[0]} does"
-        raise UsageError(f"{option} not apply {reason}", fix="leave the option out")
+    _check_options(config, settings or {}, cut, item_time)
     config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, **(settings or {})))
-    if item_time is not None and not isinstance(config.data, RequestConfig):
-        raise UsageError("--item-time applies only to a ranker", fix="leave the option out")
     model = restore_model(config.model, vocabulary, stored_parameters(checkpoint), checkpoint.path / STATE, place)
     data = config.data.at(trained_on)
     judging = data if cut is None else dataclasses.replace(data, split="time", cut=cut, validation_hours=0.0)
@@ -227,14 +217,37 @@ def evaluate_run(
         if cut is not None:
             check_unseen_events(source, trained_on, fitted)
         result = _judge_rankings(model, config, source, fitted, max_users=max_users, quiet=quiet)
+    return _written(checkpoint, result)
+
+
+def _check_options(config: RunConfig, settings: Mapping[str, Any], cut: str | None, item_time: str | None) -> None:
+    """Raises UsageError for an option that does not apply to this kind of run."""
+    from tackboard.core.errors import UsageError
+    from tackboard.data.request_loader import RequestConfig
+    from tackboard.data.stream import StreamConfig
+
+    given = [*settings, *([] if cut is None else ["cut"])]
+    if given and isinstance(config.data, RequestConfig | StreamConfig):
+        reason = "to a run on a stream, whose users return to items"
+        if isinstance(config.data, RequestConfig):
+            reason = "to a ranker, which scores the candidates of each request"
+        option = "--filter-seen and --keep-seen do" if given[0] == "filter_seen" else f"--{given[0]} does"
+        raise UsageError(f"{option} not apply {reason}", fix="leave the option out")
+    if item_time is not None and not isinstance(config.data, RequestConfig):
+        raise UsageError("--item-time applies only to a ranker", fix="leave the option out")
+
+
+def _written(checkpoint: Checkpoint, result: dict[str, Any]) -> dict[str, Any]:
+    """Writes a result into the eval folder of its run, rankings with a page. Returns the result with its origin."""
+    from tackboard.core.files import write_json_atomic, write_text_atomic
+    from tackboard.evaluation.evaluation_page import evaluation_page
+
     step = int(checkpoint.state["step"])
-    result |= {"checkpoint": str(checkpoint.path), "step": step}
+    result = result | {"checkpoint": str(checkpoint.path), "step": step}
     folder = checkpoint.path.parent.parent / "eval"
     folder.mkdir(exist_ok=True)
     name = "_".join([f"step-{step:08d}", *([result["name"]] if "name" in result else [])])
     if "slices" in result:
-        from tackboard.evaluation.evaluation_page import evaluation_page
-
         result["page"] = str(folder / f"{name}.html")
         write_text_atomic(folder / f"{name}.html", evaluation_page(result))
     for file in (f"{name}.json", "metrics.json"):
