@@ -224,6 +224,28 @@ def bench_daily(
     _show(daily_report(result), results, hardware, as_json=json_output)
 
 
+@app.command("splits")
+def bench_splits(
+    context: typer.Context,
+    dataset: str = typer.Option("news", "--dataset", help="Choose ml-1m, kakao-brunch, deskdrop or news."),
+    data: Path | None = typer.Option(
+        None, "--data", envvar="TACKBOARD_DATA", help="Read the downloads in this folder, or in its subfolder DATASET."
+    ),
+    tokens: int | None = typer.Option(None, "--tokens", min=1, help="Train each run on at most this many tokens."),
+    seed: int = typer.Option(0, "--seed", min=0, help="Train with this seed."),
+    work: Path = typer.Option(Path("runs/daily"), "--work", help="Keep finished runs in this folder."),
+    results: Results = None,
+    hardware: Hardware = "cpu",
+    json_output: Json = False,
+) -> None:
+    """Train a recipe for leave-last-out and for a split by time, and show both tables side by side."""
+    from tackboard.bench.splits import measure_splits, splits_report
+
+    given = None if dataset == "news" and _is_from_environment(context, "data") else data
+    result = measure_splits(work, dataset, data=given, tokens=tokens, seed=seed)
+    _show(splits_report(result), results, hardware, as_json=json_output)
+
+
 @app.command("overload")
 def bench_overload(
     quick: Quick = False, results: Results = None, hardware: Hardware = "cpu", json_output: Json = False

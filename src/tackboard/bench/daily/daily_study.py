@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tackboard.bench.daily.periods import DailyPlan, find_dataset, find_plan
+from tackboard.bench.daily.periods import DailyPlan, check_length, find_dataset, find_plan
 from tackboard.bench.report import where_and_when
 from tackboard.checkpoint.store import find_checkpoint
 from tackboard.checkpoint.trained import STATE, load_trained, stored_parameters
@@ -69,8 +69,9 @@ def measure(
     """Returns the result of all arms. Raises UsageError or DataError for a plan that does not fit the log."""
     plan = find_plan(dataset, periods=periods, tokens=tokens, quick=quick)
     folder.mkdir(parents=True, exist_ok=True)
-    path = find_dataset(plan, folder, data)
-    last_ms = int(open_dataset(path, verify=False).statistics["last_ms"])
+    path = find_dataset(dataset, folder, data)
+    first_ms, last_ms = (int(open_dataset(path, verify=False).statistics[name]) for name in ("first_ms", "last_ms"))
+    check_length(plan, first_ms, last_ms)
     study = DailyStudy(plan, folder, path, plan.cuts(last_ms), seed)
     rows = [study.period(place) for place in range(plan.periods)]
     return {

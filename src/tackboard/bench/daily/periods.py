@@ -23,7 +23,6 @@ from tackboard.core.errors import DataError, UsageError
 from tackboard.core.progress import say
 from tackboard.data.time_split import HOUR_MS
 from tackboard.evaluation.judged_events import Judged
-from tackboard.events.dataset import open_dataset
 from tackboard.flow.command import run_command
 
 WORLD = "news"
@@ -84,7 +83,7 @@ PLANS = {
             settings=("optimizer.warmup_steps=10",),
             hours=168,
             periods=12,
-            tokens=2_400_000,
+            tokens=1_200_000,
             tokens_per_step=4096,
             max_users=2000,
             judged="all",
@@ -124,22 +123,23 @@ def find_plan(dataset: str, *, periods: int | None, tokens: int | None, quick: b
     return plan
 
 
-def find_dataset(plan: DailyPlan, folder: Path, data: Path | None) -> Path:
-    """Returns the folder of the dataset under `folder`, after making it from the publisher's files or as a world."""
-    path = folder / plan.dataset
+def find_dataset(dataset: str, folder: Path, data: Path | None) -> Path:
+    """Returns the folder of a dataset under `folder`, after making it from the publisher's files or as a world."""
+    path = folder / dataset
     if not path.exists():
-        say(f"preparing {plan.dataset}")
+        say(f"preparing {dataset}")
         words: tuple[str, ...] = ("data", "synth", "--world", WORLD)
-        if plan.dataset != WORLD:
-            files = find_files(BENCHES[plan.dataset].public, data)
-            words = ("data", "import", plan.dataset, *map(str, files))
-        run_command("data", (*words, "--out", str(folder), "--name", plan.dataset), log=folder / f"{plan.dataset}.log")
-    statistics = open_dataset(path, verify=False).statistics
-    first_ms, last_ms = int(statistics["first_ms"]), int(statistics["last_ms"])
-    if plan.cuts(last_ms)[0] - plan.hours * HOUR_MS <= first_ms:
+        if dataset != WORLD:
+            words = ("data", "import", dataset, *map(str, find_files(BENCHES[dataset].public, data)))
+        run_command("data", (*words, "--out", str(folder), "--name", dataset), log=folder / f"{dataset}.log")
+    return path
+
+
+def check_length(plan: DailyPlan, first_ms: int, last_ms: int) -> None:
+    """Raises DataError unless the log has at least two periods before the first cut."""
+    if plan.cuts(last_ms)[0] - 2 * plan.hours * HOUR_MS <= first_ms:
         raise DataError(
             f"{plan.dataset} is too short for {plan.periods} periods of {plan.hours} hours",
-            allowed="allowed: periods that leave at least one period before the first cut",
+            allowed="allowed: periods that leave at least two of them before the first cut",
             fix="lower --periods",
         )
-    return path
