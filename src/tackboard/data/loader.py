@@ -57,6 +57,10 @@ class DataConfig(StepsConfig):
     held_out: int = 1
     """Which positive event of each user is predicted in evaluation, counted from the last: 1 for the test, 2 for
     validation. Later events are not used."""
+    split: str = "last"
+    """`last` holds out each user's last positive event; `time` holds out the events after `cut`."""
+    cut: str = ""
+    """The time at which `split = time` cuts: an ISO 8601 instant (UTC), or a share of the events such as 0.9."""
     max_length: int = 64
     """Largest number of events in a training segment."""
     segments: str = "all"
