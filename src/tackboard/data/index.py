@@ -7,8 +7,7 @@ next run over the same snapshot with the same settings can read them:
     datasets/<name>/index/<snapshot>/<settings>/   bucket_tokens · item_counts · MANIFEST.json
 
 The first two files hold little-endian int64 numbers. <settings> is a hash of all settings that decide the counts. For
-requests (request_loader.py), only tokens are counted, in the same way. `turnover_once` stores the measures of
-events/checks/turnover.py in the same way too. Decided: a stored index is optional. A damaged
+requests (request_loader.py), only tokens are counted, in the same way. Decided: a stored index is optional. A damaged
 index, or an index that does not fit the dataset, is made again. If the folder is read-only, the index is not stored.
 """
 
@@ -34,7 +33,6 @@ from tackboard.core.progress import Progress
 from tackboard.data.config import PartOfUsers
 from tackboard.data.source import SequenceSource
 from tackboard.data.step_plan import cut_segments
-from tackboard.events.checks.turnover import Turnover, measure_turnover
 from tackboard.events.dataset import ITEMS, index_folder
 from tackboard.events.schema import numpy_column
 from tackboard.features.column import ranges
@@ -43,8 +41,6 @@ from tackboard.features.entity_tables import find_ids
 KIND = "training index"
 VERSION = 1
 """Version of the stored counts. Raise the version if a change of the code gives other counts for the same settings."""
-TURNOVER_VERSION = 1
-"""Version of the stored measures of `turnover_once`."""
 LONG = 4_000_000
 """A pass over at least this many events shows its progress."""
 
@@ -144,22 +140,6 @@ def counted_once(
         if place is not None:
             _keep(place, counts)
     return counts
-
-
-def turnover_once(source: SequenceSource) -> Turnover:
-    """Returns the measures of a dataset's catalogue. The pass over the events is made once for each snapshot."""
-    names = [field.name for field in dataclasses.fields(Turnover)]
-
-    def count() -> IndexCounts:
-        found = dataclasses.asdict(measure_turnover(source.dataset))
-        return IndexCounts({}, {name: value for name, value in found.items() if value is not None})
-
-    def fits(found: IndexCounts) -> bool:
-        missing = set(names) - set(found.figures)
-        return missing <= {"half_life_ms"} and found.figures["num_events"] == source.dataset.num_events
-
-    counts = counted_once(source, {"kind": "turnover", "turnover": TURNOVER_VERSION}, count, fits)
-    return Turnover(**{name: counts.figures.get(name) for name in names})  # type: ignore[arg-type]
 
 
 def index_place(source: SequenceSource, settings: Mapping[str, Any]) -> Path | None:
