@@ -181,7 +181,7 @@ def _warn_of_choices(config: RunConfig, source: SequenceSource) -> None:
     """Warns if the log suggests another split or filter than the run has. Only histories of a dataset have these."""
     from tackboard.core.progress import say
     from tackboard.data.loader import DataConfig
-    from tackboard.data.turnover import turnover_once
+    from tackboard.data.stored_turnover import turnover_once
     from tackboard.events.checks.advice import warnings_of
 
     if isinstance(config.data, DataConfig):

@@ -99,15 +99,17 @@ def choose_filter_seen(measures: Turnover) -> Choice:
 def choose_split(measures: Turnover) -> Choice:
     """Chooses `time` if the catalogue turns over and both parts are large enough, else `last`."""
     found = f"{measures.new_share:.1%} of the last tenth of the events are on items without an event before that tenth"
-    if not turns_over(measures):
-        if measures.new_share < NEW_SHARE:
-            return Choice(value="last", reason=f"{found}, so the catalogue hardly changes.")
-        reason = f"{found}, but rare items alone would make this {measures.chance_share:.1%}."
-        return Choice(value="last", reason=reason)
     if lacking := _lacking_for_split(measures):
-        return Choice(value="last", reason=f"{found}, but {lacking}, too little for a split by time.")
-    more = "Leave-last-out would train on such items before it asks for them, so its figures would be too high."
-    return Choice(value="time", reason=f"{found}. {more}")
+        what = f"{found}, but {lacking}" if turns_over(measures) else lacking[0].upper() + lacking[1:]
+        return Choice(value="last", reason=f"{what}, too little for a split by time.")
+    if turns_over(measures):
+        more = "Leave-last-out would train on such items before it asks for them, so its figures would be too high."
+        return Choice(value="time", reason=f"{found}. {more}")
+    is_rare = measures.new_share >= NEW_SHARE
+    more = (
+        f"but rare items alone would make this {measures.chance_share:.1%}" if is_rare else "so the catalogue is stable"
+    )
+    return Choice(value="last", reason=f"{found}, {more}.")
 
 
 def turns_over(measures: Turnover) -> bool:
@@ -150,9 +152,10 @@ def _lacking_for_split(measures: Turnover) -> str:
     if measures.span_ms < MIN_SPAN_MS:
         return f"the log covers only {measures.span_ms / HOUR_MS:.1f} hours"
     if measures.num_last < MIN_LAST_EVENTS:
-        return f"the last tenth has only {measures.num_last:,} events"
+        return f"the last tenth has fewer than {MIN_LAST_EVENTS:,} events ({measures.num_last:,})"
     if 2 * measures.num_last > measures.num_events:
-        return f"only {measures.num_events - measures.num_last:,} events are before the last tenth"
+        return f"most events ({measures.num_last:,}) are at the very end of the log"
     if measures.num_users_across < MIN_USERS_ACROSS:
-        return f"only {measures.num_users_across:,} users have events both in the last tenth and before it"
+        across = f"({measures.num_users_across:,}) have events both in the last tenth and before it"
+        return f"fewer than {MIN_USERS_ACROSS:,} users {across}"
     return ""

@@ -87,25 +87,27 @@ def test_repeats_that_follow_at_once_are_named() -> None:
 @pytest.mark.parametrize(
     ("name", "enough", "reason"),
     [
-        ("num_last_new", round(NEW_SHARE * 10_000) + 10, "10.1%"),
-        ("span_ms", MIN_SPAN_MS, "covers only 48.0 hours"),
-        ("num_last", MIN_LAST_EVENTS, "the last tenth has only 999 events"),
-        ("num_users_across", MIN_USERS_ACROSS, "only 99 users"),
+        ("num_last_new", round(NEW_SHARE * 10_000) + 10, "10.1% of the last tenth"),
+        ("span_ms", MIN_SPAN_MS, "but the log covers only 48.0 hours"),
+        ("num_last", MIN_LAST_EVENTS, "but the last tenth has fewer than 1,000 events (999)"),
+        ("num_users_across", MIN_USERS_ACROSS, "fewer than 100 users (99)"),
     ],
 )
 def test_the_log_is_split_by_time_only_if_it_turns_over_and_both_parts_are_large(
     name: str, enough: int, reason: str
 ) -> None:
-    others = {"num_last_new": 500, "num_last_under_day": 0} if name == "num_last" else {}
+    others = {"num_last_new": 600} if name == "num_last" else {}
     assert advise(news(**others | {name: enough})).split.value == "time"
     choice = advise(news(**others | {name: enough - 1})).split
     assert choice.value == "last" and reason in choice.reason
+    small = advise(news(num_last=999, num_last_new=0)).split
+    assert small.value == "last" and small.reason.startswith("The last tenth has fewer than 1,000 events (999)")
 
 
 def test_a_log_mostly_of_one_instant_is_not_split() -> None:
     assert advise(news(num_last=50_000, num_last_new=20_000)).split.value == "time"
     choice = advise(news(num_last=50_001, num_last_new=20_000)).split
-    assert choice.value == "last" and "only 49,999 events are before" in choice.reason
+    assert choice.value == "last" and "most events (50,001)" in choice.reason
 
 
 def test_rare_items_alone_are_no_turnover() -> None:

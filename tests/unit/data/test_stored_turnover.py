@@ -10,9 +10,9 @@ from unittest import mock
 import pytest
 
 from tackboard.core.manifest import MANIFEST
-from tackboard.data import turnover as turnover_module
+from tackboard.data import stored_turnover as turnover_module
 from tackboard.data.source import open_sequences
-from tackboard.data.turnover import turnover_once
+from tackboard.data.stored_turnover import turnover_once
 from tackboard.events.checks.turnover import measure_turnover
 from tackboard.events.dataset import INDEX, open_dataset
 
