@@ -99,17 +99,19 @@ def choose_filter_seen(measures: Turnover) -> Choice:
 def choose_split(measures: Turnover) -> Choice:
     """Chooses `time` if the catalogue turns over and both parts are large enough, else `last`."""
     found = f"{measures.new_share:.1%} of the last tenth of the events are on items without an event before that tenth"
-    if lacking := _lacking_for_split(measures):
-        what = f"{found}, but {lacking}" if turns_over(measures) else lacking[0].upper() + lacking[1:]
-        return Choice(value="last", reason=f"{what}, too little for a split by time.")
-    if turns_over(measures):
+    lacking = _lacking_for_split(measures)
+    if turns_over(measures) and not lacking:
         more = "Leave-last-out would train on such items before it asks for them, so its figures would be too high."
         return Choice(value="time", reason=f"{found}. {more}")
-    is_rare = measures.new_share >= NEW_SHARE
-    more = (
-        f"but rare items alone would make this {measures.chance_share:.1%}" if is_rare else "so the catalogue is stable"
-    )
-    return Choice(value="last", reason=f"{found}, {more}.")
+    if turns_over(measures):
+        reason = f"{found}, but {lacking}, too little for a split by time."
+    elif measures.num_last < MIN_LAST_EVENTS:
+        reason = f"The log is too small for a split by time: {lacking}."
+    elif measures.new_share < NEW_SHARE:
+        reason = f"{found}, so the catalogue is stable."
+    else:
+        reason = f"{found}, but rare items alone would make this {measures.chance_share:.1%}."
+    return Choice(value="last", reason=reason)
 
 
 def turns_over(measures: Turnover) -> bool:
@@ -149,10 +151,10 @@ def warnings_of(measures: Turnover, *, split: str, filter_seen: bool) -> list[st
 
 def _lacking_for_split(measures: Turnover) -> str:
     """Returns what the log has too little of to be split by time, or ""."""
-    if measures.span_ms < MIN_SPAN_MS:
-        return f"the log covers only {measures.span_ms / HOUR_MS:.1f} hours"
     if measures.num_last < MIN_LAST_EVENTS:
         return f"the last tenth has fewer than {MIN_LAST_EVENTS:,} events ({measures.num_last:,})"
+    if measures.span_ms < MIN_SPAN_MS:
+        return f"the log covers only {measures.span_ms / HOUR_MS:.1f} hours"
     if 2 * measures.num_last > measures.num_events:
         return f"most events ({measures.num_last:,}) are at the very end of the log"
     if measures.num_users_across < MIN_USERS_ACROSS:
