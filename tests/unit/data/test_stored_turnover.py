@@ -26,7 +26,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
 
 
 def test_the_second_run_reads_what_the_first_measured(tmp_path: Path, tiny_dataset: Path, counting: mock.Mock) -> None:
-    shutil.copytree(tiny_dataset, tmp_path / "tiny", symlinks=True)
+    shutil.copytree(tiny_dataset, tmp_path / "tiny", symlinks=True, ignore=shutil.ignore_patterns(INDEX))
     source = open_sequences(tmp_path / "tiny")
     expected = measure_turnover(source.dataset)
     assert turnover_once(source) == turnover_once(source) == expected

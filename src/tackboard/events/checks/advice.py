@@ -120,8 +120,12 @@ def turns_over(measures: Turnover) -> bool:
 
 
 def choose_negatives() -> Choice:
-    """Chooses no drawn negatives."""
-    return Choice(value=0, reason="")
+    """Chooses no drawn negatives for any log, because no measurement has shown that they pay in this recipe."""
+    return Choice(
+        value=0,
+        reason="The other items of a step are its negatives. Drawing more from the catalogue makes a step slower, and "
+        "brought nothing in a short measurement (105,469 articles, 500 steps).",
+    )
 
 
 def advise_retraining(measures: Turnover) -> str:
