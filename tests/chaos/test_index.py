@@ -1,6 +1,6 @@
 """A writer of a training index that is killed, or whose disk fails, leaves none or a whole one; training goes on.
 
-`train --dry-run` makes an index of counts, then the positions of items, and nothing else.
+`train --dry-run` makes an index of counts, then the positions of items, then the measures of the log.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ if TYPE_CHECKING:
 else:
     Nursery = Outcome = Any
 
+MEASURES = "measures"
+WORDS = {COUNTS: "COUNTS", POSITIONS: "POSITIONS", MEASURES: "MEASURES"}
+ORDER = tuple(WORDS)
 KILLED = -9
 RECIPE = f"{Path(__file__).parent / 'small_recipe.py'}:recipe"
-QUICK = ("item_counts:after-fsync", "COUNTS:before-rename", "POSITIONS:before-rename")
+QUICK = ("item_counts:after-fsync", "COUNTS:before-rename", "POSITIONS:before-rename", "MEASURES:before-rename")
 
 
 class World:
@@ -45,16 +48,21 @@ class World:
 
     def kept(self) -> dict[str, str]:
         """The name of each whole folder, by its kind."""
-        kinds = {path: read_manifest(path)["kind"] for path in self.place.glob("[!.]*")}
-        for path, kind in kinds.items():
-            verify_manifest(path, kind)
-        return {kind: path.name for path, kind in kinds.items()}
+        return self.kept_in(self.folder)
+
+    @staticmethod
+    def kept_in(folder: Path) -> dict[str, str]:
+        names = {}
+        for path in folder.glob(f"{INDEX}/*/[!.]*"):
+            manifest = verify_manifest(path, read_manifest(path)["kind"])
+            names[MEASURES if "num_repeats" in manifest else manifest["kind"]] = path.name
+        return names
 
     def finish(self, figures: str) -> None:
-        """Whatever was left, the next look sees the same and leaves both folders whole, perhaps beside empty locks."""
+        """Whatever was left, the next look sees the same and leaves all folders whole, perhaps beside empty locks."""
         outcome = self.look()
         assert (outcome.code, outcome.log) == (0, figures)
-        assert set(self.kept()) == {COUNTS, POSITIONS}
+        assert set(self.kept()) == set(ORDER)
         assert {path.suffix for path in self.place.glob(".*")} <= {".lock"}, "what a killed writer left is gone"
 
 
@@ -67,27 +75,29 @@ def undisturbed(nursery: Nursery) -> tuple[str, Counter[str]]:
     assert outcome.code == 0, outcome.log
     kept = world.kept()
     world.finish(outcome.log)
-    lines = record.read_text().replace(kept[COUNTS], "COUNTS").replace(kept[POSITIONS], "POSITIONS").splitlines()
-    points = Counter(lines)
+    text = record.read_text()
+    for kind, word in WORDS.items():
+        text = text.replace(kept[kind], word)
+    points = Counter(text.splitlines())
     assert set(QUICK) <= set(points)
     return outcome.log, points
 
 
 def disturb(nursery: Nursery, undisturbed: tuple[str, Counter[str]], point: str, action: str) -> None:
     world = World(nursery, f"{action}-{point}")
-    names = {
-        read_manifest(path)["kind"]: path.name for path in (world.folder.parent / "undisturbed").glob(f"{INDEX}/*/*")
-    }
-    place = point.replace("COUNTS", names[COUNTS]).replace("POSITIONS", names[POSITIONS])
+    names = World.kept_in(world.folder.parent / "undisturbed")
+    place = point
+    for kind, word in WORDS.items():
+        place = place.replace(word, names[kind])
     outcome = world.look(at=[place, 1], action=action)
     if action == "kill":
         assert outcome.code == KILLED, outcome.log
     else:
         assert (outcome.code, outcome.log) == (0, undisturbed[0]), "an index that cannot be kept is no error"
-    counted = not point.startswith(("item_positions:", "POSITIONS:"))
-    expected = {POSITIONS} if counted and action != "kill" else set() if counted else {COUNTS}
-    after = {"COUNTS:after-rename": COUNTS, "POSITIONS:after-rename": POSITIONS}
-    assert set(world.kept()) == expected | ({after[point]} if point in after else set())
+    disturbed = POSITIONS if point.startswith(("item_positions:", "POSITIONS:")) else COUNTS
+    disturbed = MEASURES if point.startswith("MEASURES:") else disturbed
+    expected = set(ORDER[: ORDER.index(disturbed)]) if action == "kill" else set(ORDER) - {disturbed}
+    assert set(world.kept()) == expected | ({disturbed} if point == f"{WORDS[disturbed]}:after-rename" else set())
     world.finish(undisturbed[0])
 
 

@@ -131,8 +131,8 @@ def splits_report(result: Mapping[str, Any]) -> Report:
         + (f" --seed {result['seed']}" if result["seed"] else ""),
         words=[
             f"The recipe `{plan['recipe']}`, with settings that a CPU can train in minutes "
-            f"({', '.join(plan['settings'])}), trained on {plan['tokens']:,} tokens for each split. The figures are not "
-            "those of the recipe as shipped.",
+            f"({', '.join(plan['settings'])}), trained on {plan['tokens']:,} tokens for each split. The figures are "
+            "not those of the recipe as shipped.",
         ],
         tables=[
             Table("both splits", ("", "HR@10, last", "HR@10, time", "NDCG@10, last", "NDCG@10, time"), rows),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from tackboard.events.checks.advice import Advice
     from tackboard.events.dataset import Dataset
     from tackboard.events.importer import ImportReport
 
@@ -42,6 +43,8 @@ def init(
 ) -> None:
     """Make a dataset and a recipe from your own log."""
     from tackboard.core.errors import UsageError
+    from tackboard.events.checks.advice import advise
+    from tackboard.events.checks.turnover import measure_turnover
     from tackboard.events.dataset import open_dataset
     from tackboard.events.fields import parse_field_options
     from tackboard.events.importer import ImportConfig, default_name, import_log
@@ -72,15 +75,18 @@ def init(
     path, report = import_log(config, out, dataset_name)
     dataset = open_dataset(path)
     folder = (out / dataset_name).as_posix()
-    write_recipe(recipe, recipe_text(recipe, folder, dataset_name, dataset.statistics))
+    measures = measure_turnover(dataset)
+    advice = advise(measures)
+    write_recipe(recipe, recipe_text(recipe, folder, dataset_name, dataset.statistics, advice))
     if json_output:
         content = {"dataset": str(dataset.path), "recipe": str(recipe), "report": dataclasses.asdict(report)}
+        content |= {"measures": dataclasses.asdict(measures), "advice": dataclasses.asdict(advice)}
         typer.echo(json.dumps(content | {"statistics": dict(dataset.statistics)}))
     else:
-        typer.echo("\n".join(_summary(dataset, report, recipe)))
+        typer.echo("\n".join(_summary(dataset, report, recipe, advice)))
 
 
-def _summary(dataset: Dataset, report: ImportReport, recipe: Path) -> list[str]:
+def _summary(dataset: Dataset, report: ImportReport, recipe: Path, advice: Advice) -> list[str]:
     from datetime import UTC, datetime
 
     first, last = (
@@ -107,6 +113,7 @@ def _summary(dataset: Dataset, report: ImportReport, recipe: Path) -> list[str]:
     left_out = ((report.forgotten_events, "events"), (report.forgotten_impressions, "impressions"))
     lines += [f"left out     {count:>12,}  {what} of forgotten users" for count, what in left_out if count]
     lines += [f"fixed        {count:>12,}  {text}" for count, text in report.fixes()]
+    lines += [f"advice       {line}" for line in advice.lines()]
     lines += [
         f"dataset      {dataset.path}",
         f"recipe       {recipe}",

@@ -12,6 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from tackboard.core.rundir import RunDirectory
+    from tackboard.data.source import SequenceSource
     from tackboard.events.dataset import Dataset
     from tackboard.parallel.training_world import TrainingWorld
     from tackboard.train.config import RunConfig
@@ -101,6 +102,8 @@ def _run(
         steps = config.data.steps(
             *(source, config.model.tables, config.seed), quiet=False, rank=world.rank, world_size=world.size
         )
+    if world.is_first:
+        _warn_of_choices(config, source)
     if dry_run or path is None:
         from tackboard.train.dry_run import estimate_run
 
@@ -189,6 +192,19 @@ def _warn_of_forgotten(snapshot: Path) -> None:
     if held.num_users:
         what = f"{snapshot} holds {held.num_users:,} forgotten users"
         say(f"warning: {what}; remove them: tackboard data retain {snapshot.resolve().parent}")
+
+
+def _warn_of_choices(config: RunConfig, source: SequenceSource) -> None:
+    """Warns if the log suggests another split or filter than the run has. Only histories of a dataset have these."""
+    from tackboard.core.progress import say
+    from tackboard.data.loader import DataConfig
+    from tackboard.data.stored_turnover import turnover_once
+    from tackboard.events.checks.advice import warnings_of
+
+    if isinstance(config.data, DataConfig):
+        filter_seen = config.evaluation.filter_seen
+        for warning in warnings_of(turnover_once(source), split=config.data.split, filter_seen=filter_seen):
+            say(f"warning: {warning}")
 
 
 def _print_settings(config: RunConfig) -> None:

@@ -38,6 +38,7 @@ def describe(events: pa.Table, items: pa.Table) -> dict[str, Any]:
     per_item = numpy_column(items, "num_events")
     per_item = np.sort(per_item[per_item > 0])[::-1]
     num_sessions = len(time_ms) - int((same_user & (np.diff(time_ms) <= SESSION_GAP_MS)).sum())
+    repeats, immediate = count_repeats(per_user, item_id, same_user, numpy_column(items, "item_id"))
     return {
         "num_events": len(user_id),
         "num_users": len(per_user),
@@ -50,7 +51,7 @@ def describe(events: pa.Table, items: pa.Table) -> dict[str, Any]:
         "events_per_user": _spread(per_user),
         "events_per_item": _spread(per_item),
         "popularity": _popularity(per_item),
-        "repeats": _repeats(per_user, item_id, same_user, numpy_column(items, "item_id")),
+        "repeats": {"share": repeats / len(item_id), "immediate_share": immediate / len(item_id)},
         "actions": name_shares(events["action"]),
         "surfaces": name_shares(events["surface"]),
         "gaps_s": _spread(np.diff(time_ms)[same_user] / 1000.0, disposable=True),
@@ -102,12 +103,13 @@ def _popularity(per_item: NDArray[np.int64]) -> dict[str, float]:
     }
 
 
-def _repeats(
+def count_repeats(
     per_user: NDArray[Any], item_id: NDArray[Any], same_user: NDArray[np.bool_], known_items: NDArray[Any]
-) -> dict[str, float]:
-    """Returns two shares of events: repeats of any earlier item of the same user, and repeats of the previous item.
+) -> tuple[int, int]:
+    """Counts two kinds of events: repeats of any earlier item of the same user, and repeats of the previous item.
 
-    `known_items` holds the ids of all items, sorted.
+    `per_user` holds the number of events of each user, and `same_user` says for each event but the first whether the
+    event before it has the same user. `known_items` holds the ids of all items, sorted.
     """
     first, last = int(item_id.min()), int(item_id.max())
     # Each pair (user, item) gets one int64 key. If item ids are too far apart for such a key, as hashes of strings
@@ -120,7 +122,7 @@ def _repeats(
     keys.sort()
     distinct = 1 + int((keys[1:] != keys[:-1]).sum())
     immediate = int((same_user & (item_id[1:] == item_id[:-1])).sum())
-    return {"share": 1.0 - distinct / len(item_id), "immediate_share": immediate / len(item_id)}
+    return len(item_id) - distinct, immediate
 
 
 def _births(items: pa.Table, first_ms: int, last_ms: int) -> dict[str, float]:

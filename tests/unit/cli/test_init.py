@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -11,8 +12,11 @@ from typer.testing import CliRunner, Result
 
 from tackboard.cli.init import init
 from tackboard.core.errors import UsageError
+from tackboard.events.checks.advice import advise
+from tackboard.events.checks.turnover import measure_turnover
 from tackboard.events.dataset import open_dataset
 from tackboard.events.privacy.forgetting import add_forgotten, user_ids_of
+from tackboard.train.config import RunConfig
 
 app = typer.Typer()
 app.command()(init)
@@ -66,11 +70,62 @@ def test_fields_and_contexts_are_kept(folder: Path) -> None:
 
 def test_the_written_recipe_is_a_run_of_the_dataset(folder: Path) -> None:
     assert run("--json").exit_code == 0
-    namespace: dict = {"__name__": "recipe"}
-    exec(compile((folder / "recipe.py").read_text(), "recipe.py", "exec"), namespace)  # noqa: S102 - our own file
-    config = namespace["recipe"]()
+    config = recipe_in(folder)
     assert config.data.dataset == "datasets/my-log"
     assert config.name == "my-log"
+
+
+def test_choices_are_printed_and_written_with_their_reasons(folder: Path) -> None:
+    """News: an item comes every hour and is read for 32 hours, and nobody reads it twice."""
+    rows = [
+        f"user {10 * back + hour % 10},item {hour - back},{1_700_000_000 + 3600 * hour + back}"
+        for hour in range(400)
+        for back in range(32)
+    ]
+    (folder / "my log.csv").write_text("\n".join(["who,what,when", *rows]))
+    result = run("--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    dataset = open_dataset(folder / "datasets" / "my-log")
+    assert found["measures"] == dataclasses.asdict(measure_turnover(dataset))
+    advice = advise(measure_turnover(dataset))
+    assert found["advice"] == dataclasses.asdict(advice)
+    assert found["advice"]["split"]["value"] == "time" and found["advice"]["cut"] == "0.9"
+    config = recipe_in(folder)
+    assert (config.data.split, config.data.cut) == ("time", "0.9")
+    assert config.evaluation.filter_seen is advice.filter_seen.value
+    assert config.data.uniform_negatives == advice.uniform_negatives.value
+    comments = "".join(line.strip() for line in (folder / "recipe.py").read_text().splitlines())
+    assert all(word in comments for word in advice.split.reason.split())
+    lines = run("--force").output.splitlines()
+    assert [line for line in lines if line.startswith("advice")] == [f"advice       {line}" for line in advice.lines()]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ["ann,x,5"],
+        ["ann,x,5", "ann,y,5", "bob,x,5"],
+        [f"ann,x,{n}" for n in range(200)],
+        ["ann,x,1", "bob,y,1700000000"],
+    ],
+    ids=["one event", "one instant", "one user and item", "54 years"],
+)
+def test_an_odd_log_gets_the_defaults(folder: Path, rows: list[str]) -> None:
+    (folder / "my log.csv").write_text("\n".join(["who,what,when", *rows]))
+    result = run("--json")
+    assert result.exit_code == 0, result.output
+    advice = json.loads(result.output)["advice"]
+    assert (advice["filter_seen"]["value"], advice["split"]["value"], advice["cut"]) == (False, "last", "")
+    assert recipe_in(folder).data.split == "last"
+
+
+def recipe_in(folder: Path) -> RunConfig:
+    """The config that the written recipe returns."""
+    namespace: dict = {"__name__": "recipe"}
+    exec(compile((folder / "recipe.py").read_text(), "recipe.py", "exec"), namespace)  # noqa: S102 - our own file
+    config: RunConfig = namespace["recipe"]()
+    return config
 
 
 def test_files_and_folders_are_given_by_name_or_by_option(folder: Path) -> None:

@@ -91,6 +91,34 @@ def test_forgotten_users_that_are_still_there_are_told(
     assert not re.search(r"\b10[35]\b", answer.err)
 
 
+@pytest.fixture
+def news(tmp_path: Path, make_dataset: Callable[..., Path]) -> Path:
+    """A log whose items live for 32 hours, and which nobody reads twice."""
+    return make_dataset(
+        tmp_path,
+        [
+            (10 * back + hour % 10, hour - back + 31, "click", "home", 3_600_000 * hour + back)
+            for hour in range(400)
+            for back in range(32)
+        ],
+        name="news",
+    )
+
+
+def test_a_run_whose_settings_do_not_fit_the_log_is_warned(
+    tackboard: Program, settings: list[str], news: Path, tmp_path: Path
+) -> None:
+    again = [*settings, "--set", f"data.dataset={news}", "--set", "data.positive_actions=[]", "--dry-run"]
+    again += ["--runs", str(tmp_path / "runs")]
+    lines = [line for line in tackboard("train", "demo", *again).err.splitlines() if line.startswith("warning: ")]
+    assert len(lines) == 2, lines
+    assert "data.split is last" in lines[0] and lines[0].endswith("--set data.split=time --set data.cut=0.9")
+    assert "evaluation.filter_seen is false" in lines[1]
+    advised = ["--set", "data.split=time", "--set", "data.cut=0.9", "--set", "evaluation.filter_seen=true"]
+    answer = tackboard("train", "demo", *again, *advised)
+    assert answer.code == 0 and "warning" not in answer.err
+
+
 def test_fast_dev_run_goes_the_whole_way(tackboard: Program, settings: list[str], tmp_path: Path) -> None:
     answer = tackboard("train", "demo", *settings, "--fast-dev-run", "--json", "--runs", tmp_path / "runs")
     assert answer.code == 0, answer.err

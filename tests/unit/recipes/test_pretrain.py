@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tackboard.data.loader import DataConfig
+from tackboard.evaluation.ranking import EvaluationConfig
 from tackboard.recipes.pretrain import EPOCHS, TOKENS_PER_STEP, pretrain_recipe
 
 
@@ -31,3 +33,16 @@ def test_what_is_given_is_taken_over() -> None:
     )
     assert (config.name, config.data.dataset, config.data.positive_actions) == ("shop", "datasets/shop", ("buy",))
     assert config.optimizer.warmup_steps < config.training.checkpoint_every < config.training.steps
+
+
+def test_choices_from_the_log_are_taken_over_and_the_defaults_are_those_of_the_settings() -> None:
+    chosen = pretrain_recipe(
+        dataset="x", num_items=10, num_events=10, split="time", cut="0.9", filter_seen=True, uniform_negatives=64
+    )
+    assert (chosen.data.split, chosen.data.cut, chosen.data.uniform_negatives) == ("time", "0.9", 64)
+    assert chosen.evaluation.filter_seen
+    plain = pretrain_recipe(dataset="x", num_items=10, num_events=10)
+    default = DataConfig(dataset="x")
+    for name in ("split", "cut", "uniform_negatives"):
+        assert getattr(plain.data, name) == getattr(default, name)
+    assert plain.evaluation == EvaluationConfig()

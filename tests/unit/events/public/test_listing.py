@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from tackboard.core.errors import UsageError
+from tackboard.events.checks.advice import advise
+from tackboard.events.checks.turnover import measure_turnover
 from tackboard.events.dataset import open_dataset
 from tackboard.events.public.listing import DATASETS, find_public
 from tackboard.events.public.publisher import import_public
@@ -71,3 +73,20 @@ def test_22_million_reads_are_imported_within_8_gib(public_data: Path, tmp_path:
     subprocess.run(command, check=True, timeout=600)
     assert open_dataset(tmp_path / "kakao-brunch").num_events == 22_105_708
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 < LIMIT_BYTES
+
+
+@pytest.mark.parametrize(
+    ("name", "filter_seen", "split", "is_fast"),
+    [
+        ("deskdrop", False, "time", True),
+        pytest.param("ml-1m", True, "last", False, marks=pytest.mark.slow),
+        pytest.param("kakao-brunch", False, "time", False, marks=pytest.mark.slow),
+    ],
+)
+def test_advice_for_the_real_files(
+    name: str, filter_seen: bool, split: str, is_fast: bool, public_data: Path, tmp_path: Path
+) -> None:
+    """Articles come and go, and are read again; a film is rated once, and films stay."""
+    path, _ = import_public(find_public(name), found(public_data, name), tmp_path)
+    advice = advise(measure_turnover(open_dataset(path)))
+    assert (advice.filter_seen.value, advice.split.value, bool(advice.retraining)) == (filter_seen, split, is_fast)
