@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tackboard.data.loader import DataConfig
+from tackboard.data.time_split import Split
 from tackboard.evaluation.ranking import EvaluationConfig
 from tackboard.models.pinfm import PinFMConfig
 from tackboard.models.tables import TableConfig
@@ -21,7 +22,7 @@ def pretrain_recipe(
     num_events: int,
     name: str = "pretrain",
     positive_actions: tuple[str, ...] = (),
-    split: str = "last",
+    split: Split = "last",
     cut: str = "",
     filter_seen: bool = False,
     uniform_negatives: int = 0,
