@@ -9,7 +9,7 @@
 Baselines get what the arms get (fit.py): the same examples to learn from, the same validation users to choose settings
 and the number of trees by log-loss, and one test. The counts of an item come from the events that pretraining reads. In
 a task without repeats, no example has the item of the previous event, so the baseline `previous event` is left out. The
-results also hold the AUC of each random draw of test users; the draws are the same as for the arms.
+results also hold the AUC for each random resample of test users; the resamples are the same as for the arms.
 """
 
 from __future__ import annotations

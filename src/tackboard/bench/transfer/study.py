@@ -11,8 +11,8 @@ and needs no GPU. We publish the results, whatever they are.
 
 The model is pretrained on the first 70% of each user's events, to the end of its schedule. No setting of pretraining
 is chosen by results on the task. The interval of a difference comes from a bootstrap over test users, with the same
-draws for both sides. Each seed draws other examples (unless all are used), another order and other initial parameters.
-With all examples, baselines do not depend on the seed. The table also shows the results of each seed.
+resamples for both sides. Each seed draws other examples (unless all are used), another order and other initial
+parameters. With all examples, baselines do not depend on the seed. The table also shows the results of each seed.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def _table(
             _means_section("Test, mean over seeds", groups),
             *(
                 section(
-                    f"{title}: paired draws of test users, mean over seeds",
+                    f"{title}: paired resamples of test users, mean over seeds",
                     ["examples", "metric", "", *DIFFERENCE_COLUMNS, "half-width", "published", ""],
                     [_difference_row(one) for one in differences if (one["metric"] == PRIMARY) == is_primary],
                 )
@@ -260,7 +260,7 @@ def _table_of_baselines(
         sections += [
             _means_section(f"{task.words} Test, mean over seeds", groups),
             section(
-                f"{task.words} Differences of {PRIMARY}: paired draws of test users, mean over seeds",
+                f"{task.words} Differences of {PRIMARY}: paired resamples of test users, mean over seeds",
                 ["examples", "metric", "", *DIFFERENCE_COLUMNS, "half-width", "published", ""],
                 [_difference_row(one) for one in against],
             ),
@@ -344,7 +344,8 @@ def _figures_of_pair(
 
 
 def measure(ours: Sequence[Result], theirs: Sequence[Result], metric: str) -> Measured:
-    """Measures the difference between two groups. Its interval comes from draws of test users, the same for both."""
+    """Measures the difference between two groups. Its interval comes from resamples of test users (the same for
+    both)."""
     draws = _draws(ours, metric) - _draws(theirs, metric)
     mine, other = ([float(result.values["metrics"][metric]) for result in group] for group in (ours, theirs))
     low, high = interval(draws)
