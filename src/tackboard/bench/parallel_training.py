@@ -157,7 +157,7 @@ def check_equal(name: str, losses: list[float], expected: list[float]) -> None:
 
 
 def compared(found: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
-    """Returns the figures of an arm beside the arm REFERENCE, and its CPU time beside the arm ONE."""
+    """Returns the figures of an arm, compared with the arm REFERENCE; its CPU time is compared with the arm ONE."""
     arm, reference, one = found[name], found[REFERENCE], found[ONE]
     row: dict[str, Any] = {
         "final_loss": arm["losses"][-1],

@@ -299,7 +299,7 @@ def _notes(groups: Groups) -> list[str]:
         f"For {num_last} of {len(fits)} fits, the last checkpoint was the best: more steps may change their figures.",
         "No setting was tuned, for any ranker. PinFM learns at a tenth of the ranker's learning rates, unless it is "
         "frozen or starts from scratch.",
-        "A share of the requests is drawn by seed. Boosted trees on all requests are the same for every seed.",
+        "The seed decides which requests a share contains. Boosted trees on all requests are the same for every seed.",
         "published: relative lifts of HIT@3 of saves in the publication of PinFM, Tables 1, 2 and 6, on other data and "
         "candidates. A verdict compares only signs; `within noise` means that chance alone may explain the difference.",
     ]

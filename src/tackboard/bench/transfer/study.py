@@ -216,7 +216,7 @@ def _table(
             _means_section("Test, mean over seeds", groups),
             *(
                 section(
-                    f"{title}: paired resamples of test users, mean over seeds",
+                    f"{title}: paired draws of test users, mean over seeds",
                     ["examples", "metric", "", *DIFFERENCE_COLUMNS, "half-width", "published", ""],
                     [_difference_row(one) for one in differences if (one["metric"] == PRIMARY) == is_primary],
                 )
@@ -260,7 +260,7 @@ def _table_of_baselines(
         sections += [
             _means_section(f"{task.words} Test, mean over seeds", groups),
             section(
-                f"{task.words} Differences of {PRIMARY}: paired resamples of test users, mean over seeds",
+                f"{task.words} Differences of {PRIMARY}: paired draws of test users, mean over seeds",
                 ["examples", "metric", "", *DIFFERENCE_COLUMNS, "half-width", "published", ""],
                 [_difference_row(one) for one in against],
             ),
@@ -298,7 +298,8 @@ def _in_order(groups: Groups) -> dict[Key, Sequence[Result]]:
 
 
 def strongest_baseline(groups: Groups, share: str) -> str | None:
-    """Returns the baseline with the highest mean AUC on test users among those with this share of the examples."""
+    """Returns the baseline with the highest mean AUC on test users, among the baselines with this share of the
+    examples."""
     found = {name: _mean(groups[share, name], PRIMARY) for name in TITLES if (share, name) in groups}
     return max(found, key=lambda name: found[name]) if found else None
 
