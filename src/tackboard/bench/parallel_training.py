@@ -217,7 +217,7 @@ def report(result: Mapping[str, Any]) -> Report:
             "Every arm except the first trains in two processes. Tables are divided by rows, except where the arm says "
             "whole sub-tables. The name of an arm gives the precision of rows and of their gradients on the wire.",
             f"In the first {SAME_STEPS} steps, the losses of both fp32 arms differ from those of one process by a "
-            f"share of at most {SAME_LOSS:g}. The seed is that of training; the world is always the same.",
+            f"share of at most {SAME_LOSS:g}. Only training depends on the seed; the world is always the same.",
         ],
         tables=[
             Table(

@@ -28,8 +28,8 @@ def report(result: Mapping[str, Any]) -> Report:
             f"{result['words']}.",
             "Every line of a ladder adds one thing to the line before. The first line runs every candidate through "
             "its whole sequence, with packed attention; the other parts of the ranker are the same in all lines. "
-            "All lines took turns. Times are medians over the rounds, and a ratio is the median of the ratios to the "
-            f"first line within a round ({result['rounds']} rounds). Ratios are those of {clock}.",
+            "All lines took turns. Times are medians over the rounds. A ratio compares a line with the first line in "
+            f"the same round; the median over {result['rounds']} rounds is shown. Ratios are computed from {clock}.",
         ],
         tables=[
             _equality(result),
@@ -106,7 +106,7 @@ def _fixed_length(result: Mapping[str, Any]) -> Table:
         f"a ranker, trained for {found['steps']} steps with the full context of up to {found['max_history'] + 1} "
         f"tokens, scores {found['requests']:,} held-out requests of {found['candidates']} candidates with fewer slots. "
         "Difference (in standard deviations of the full scores), Kendall's τ and same best candidate are means over "
-        "the requests whose scores changed; AUC and HIT@3 are those of all requests"
+        "the requests whose scores changed; AUC and HIT@3 are computed over all requests"
     )
     header = ("slots", "requests changed", "difference", "Kendall's τ", "same best", "AUC", "HIT@3")
     return Table("What a fixed length changes", header, rows, words)

@@ -7,9 +7,9 @@
 
 The lines of the ladder take turns. An exact line must give the same results as the first line: its scores are compared
 before scoring is timed, and its loss is compared after the timed training steps. On a GPU the host waits for the device
-before and after the timed work, so wall time is what a caller waits for. Decided: on a CPU, ratios are those of CPU
-time. On a busy machine, a short turn fits between the turns of other processes and a long one does not, so ratios of
-wall time favour short work. On a GPU, ratios are those of wall time.
+before and after the timed work, so wall time is what a caller waits for. Decided: on a CPU, ratios are computed from
+CPU time. On a busy machine, short work fits between the turns of other processes and long work does not, so ratios of
+wall time favour short work. On a GPU, ratios are computed from wall time.
 """
 
 from __future__ import annotations

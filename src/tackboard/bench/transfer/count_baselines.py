@@ -2,7 +2,8 @@
 
     means                the damped mean answer of the item, plus how far the user's answers lie above the mean answers
                          of their items
-    previous event       the mean answer of examples whose item is, or is not, the item of the user's previous event
+    previous event       one of two mean answers: of the examples with the item of the user's previous event, or of the
+                         other examples
     logistic regression  on counts of the user, the item and the pair, and on the previous event (counts.py)
     boosted trees        on the same numbers
 
