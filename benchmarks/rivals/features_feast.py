@@ -4,7 +4,7 @@ It takes the tables and returns Feast's answer to one request. It runs in the ri
 The features are two on-demand feature views, because requests and candidates have different inputs. `of_request` has
 one row, and its inputs are the user's events as arrays. `of_candidates` has a row per candidate, and its inputs are the
 attributes of the item and the values of the request, repeated in every row. If rivals may prepare data before the clock
-starts, the features that depend on an item alone are computed then and stored with the item. The second view then
+starts, the features that depend on an item alone are computed in advance and stored with the item. `of_candidates` then
 computes only the features that depend on both request and item. Three variants are measured:
 
     python   `transform_dict` in native Python mode, with inputs already fetched, as lists

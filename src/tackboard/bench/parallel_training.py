@@ -1,11 +1,12 @@
-"""`tackboard bench parallel` measures training in two processes: the bytes that they send, the quality, and the cost.
+"""`tackboard bench parallel` measures training in two processes: the bytes sent, the quality of the model, and the
+cost.
 
 Every arm trains the recipe `demo` on the demo's synthetic world with `tackboard train`, in one process or, under
 torchrun, in two processes of this host. Then `tackboard evaluate` measures the model. The reference is training in two
-processes with tables divided by rows, in fp32. One process must have its losses in the first steps, and so must two
-processes that hold whole sub-tables: otherwise the bench stops. Decided: every process computes on one thread, so two
-processes use twice as many cores as one process. The bench keeps finished arms in its folder, and a second call
-continues from them.
+processes with tables divided by rows, in fp32. In the first steps, one process must have the same losses as the
+reference, and so must two processes that hold whole sub-tables. Otherwise the bench stops. Decided: every process
+computes on one thread, so two processes use twice as many cores as one process. The bench keeps finished arms in its
+folder, and a second call continues from them.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from tackboard.train.config import config_from_json
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *PROGRAM[1:])
 TABLES = ("model.tables.num_hashes=4", "model.tables.num_rows=2048", "model.tables.dim=32")
 SAME_STEPS, SAME_LOSS = 20, 1e-5
-"""In this many first steps, the losses of arms that must be equal differ by at most this share."""
+"""Number of first steps in which the losses of some arms must be equal, and the largest allowed relative difference."""
 NUM_RESAMPLES = 1000
 
 
@@ -63,8 +64,8 @@ QUICK_ARMS = (ONE, REFERENCE, BY_TABLE, "fp8, narrow tables")
 
 
 def measure(folder: Path, *, steps: int | None = None, seeds: int | None = None, quick: bool = False) -> dict[str, Any]:
-    """Trains and evaluates every arm in `folder`, as often as there are `seeds`. Raises TackboardError for arms that
-    differ although they must be equal."""
+    """Trains and evaluates every arm in `folder`, once for each of `seeds` seeds. Raises TackboardError if the losses
+    of two arms differ although they must be equal."""
     check_packages()
     num_steps = steps or (SAME_STEPS if quick else 300)
     num_seeds = seeds or (1 if quick else 2)
@@ -146,7 +147,7 @@ def largest_difference(losses: list[float], expected: list[float]) -> float:
 
 
 def check_equal(name: str, losses: list[float], expected: list[float]) -> None:
-    """Raises TackboardError if the losses of the first steps are not those of one process."""
+    """Raises TackboardError if the losses of the first steps differ from those of one process (`expected`)."""
     difference = largest_difference(losses[:SAME_STEPS], expected[:SAME_STEPS])
     if not difference <= SAME_LOSS:
         raise TackboardError(
@@ -156,7 +157,7 @@ def check_equal(name: str, losses: list[float], expected: list[float]) -> None:
 
 
 def compared(found: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
-    """Returns the figures of an arm beside the arm REFERENCE, and its CPU time beside the arm ONE."""
+    """Returns the figures of an arm, compared with the arm REFERENCE; its CPU time is compared with the arm ONE."""
     arm, reference, one = found[name], found[REFERENCE], found[ONE]
     row: dict[str, Any] = {
         "final_loss": arm["losses"][-1],
@@ -214,31 +215,32 @@ def report(result: Mapping[str, Any]) -> Report:
             "rows of width 32. At this width a row is one group of mx4, and fp8 adds a scale of 2 bytes to 32 bytes. "
             "Narrow tables have 4,096 rows of width 16.",
             "Every arm except the first trains in two processes. Tables are divided by rows, except where the arm says "
-            "whole sub-tables. The precision is that of rows and of their gradients on the wire.",
-            f"Before the other arms, both fp32 arms had the loss of one process in {SAME_STEPS} steps, up to a share "
-            f"of {SAME_LOSS:g}. The seed is that of training; the world is always the same.",
+            "whole sub-tables. The name of an arm gives the precision of rows and of their gradients on the wire.",
+            f"In the first {SAME_STEPS} steps, the losses of both fp32 arms differ from those of one process by a "
+            f"share of at most {SAME_LOSS:g}. Only training depends on the seed; the world is always the same.",
         ],
         tables=[
             Table(
                 "loss and quality",
                 QUALITY_COLUMNS,
                 [tuple(cell if isinstance(cell, str) else f"{cell:.4f}" for cell in row) for row in quality],
-                f"Differences are those from the arm {REFERENCE} with the same seed; that of the loss is relative and "
-                "the largest of all steps. Narrow tables begin with other random rows, so their losses differ from the "
-                "first step on. Metrics: leave-last-out, the whole catalogue. In brackets: 95% intervals of "
-                f"{NUM_RESAMPLES:,} paired resamples of users, which do not include the chance of another seed. "
-                f"HR@10 / NDCG@10 of others on the same users: {others}",
+                f"Differences are those from the arm {REFERENCE} with the same seed. The difference of the loss is the "
+                "largest relative difference in any step. Narrow tables begin with other random rows, so their losses "
+                "differ from the first step on. Metrics: leave-last-out, the whole catalogue. In brackets: 95% "
+                f"intervals of {NUM_RESAMPLES:,} paired resamples of users, which do not include the chance of another "
+                f"seed. HR@10 / NDCG@10 of the baselines on the same users: {others}",
             ),
             Table(
                 "wire and time",
                 COST_COLUMNS,
                 cost,
-                "MB per step: rows, gradients and row ids that process 0 hands to the all-to-all, with its own part, "
-                f"which does not leave the process. The share is that of the arm {REFERENCE}, ids included. CPU s: the "
-                "whole command in all its processes, with start-up and the launcher. Others: the share of the "
-                "machine's CPU time that other processes used meanwhile; it changes from arm to arm, so wall time is "
-                "not shown. Two processes share two cores with everything else on the machine and send bytes through "
-                "memory. So CPU time shows the overhead, and nothing here shows how training scales",
+                "MB per step: rows, gradients and row ids that process 0 hands to the all-to-all operation, including "
+                "the part for itself, which does not leave the process. Share of fp32: these bytes, with ids, divided "
+                f"by those of the arm {REFERENCE}. CPU s: all processes of the command, including the launcher and "
+                "start-up. Others: the share of the machine's CPU time that other processes used at the time. This "
+                "share changes from arm to arm, so wall time is not shown. Two processes share two cores with "
+                "everything else on the machine and send bytes through memory. So CPU time shows the overhead, and "
+                "nothing here shows how training scales",
             ),
         ],
         notes=disturbance_lines(result),

@@ -1,1 +1,1 @@
-"""`tackboard bench dcat`: early fusion with the context read once per user, beside whole sequences per candidate."""
+"""`tackboard bench dcat` compares reading the context once per user with running each candidate through all of it."""

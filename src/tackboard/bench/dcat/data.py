@@ -1,10 +1,11 @@
 """Defines the sizes that `tackboard bench dcat` measures, and makes up requests and logs for them.
 
-A preset holds a ranker with early fusion and the counts of a measurement. Every history has `max_history` events, which
-is the published setting. Requests to score are made up in memory. For training, a synthetic log is written, and each
-user's newest event becomes a request (`data/pseudo_requests.py`). So a batch has one request per user, and the ratio of
-unique users to candidates is that of a request. Decided: nothing is dropped in training, because both sides must have
-equal losses, and random draws would depend on the number of tokens.
+A preset holds the sizes of a ranker with early fusion and the numbers of requests, candidates and repeats. Every
+history has `max_history` events; the published system has 256. Requests to score are made up in memory. For training, a
+synthetic log is written, and each user's newest event becomes a request (`data/pseudo_requests.py`). So a batch has one
+request per user, and its ratio of unique users to candidates is 1 to the number of candidates of a request. Decided:
+training has no dropout, because all lines of the ladder must have equal losses, and random draws would depend on the
+number of tokens.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ class DcatPreset:
     """Candidates of a request → number of requests, each of another user, that are scored together."""
     at_once: int
     """Largest number of candidates that the whole-sequence model scores together. More candidates are scored in parts,
-    because every candidate carries a whole sequence. On a CPU, small parts are faster than the largest that fit,
-    because they stay in its caches (docs/log.md)."""
+    because every candidate carries a whole sequence. On a CPU, small parts are faster than the largest parts that fit
+    in memory, because small parts stay in the caches (docs/log.md)."""
     training: tuple[int, ...] = (10, 16)
     """Candidates of a request in training."""
     requests_per_step: int = 8
@@ -163,7 +164,7 @@ def find_dcat_preset(name: str) -> DcatPreset:
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """Requests as they reach a scorer: U histories, and the items of C candidates with the request of each."""
+    """Requests as they reach a scorer: U histories, and the item and the request of each of C candidates."""
 
     history: Column
     candidates: NDArray[np.int64]
@@ -205,8 +206,8 @@ def made_up_requests(preset: DcatPreset, num_candidates: int, num_requests: int,
 
 
 def requests_dataset(preset: DcatPreset, num_candidates: int, folder: Path) -> Path:
-    """Writes a log and one request of `num_candidates` per user; returns the snapshot. There are enough requests for
-    all steps of a measurement."""
+    """Writes a log with one request per user, each with `num_candidates` candidates, and returns the snapshot. There
+    are enough requests for all steps of a measurement."""
     num_users = preset.requests_per_step * (preset.warmup + preset.timed + 1)
     # One event more than a history holds: the newest event becomes the request. Its item must be new to the user, so
     # items are drawn evenly from a catalogue that is larger than a history.

@@ -1,8 +1,9 @@
-"""Checks that every line of the ladder computes what it must, before anything is timed.
+"""Checks that every line of the ladder (rungs.py) computes what it must, before anything is timed.
 
 The module takes a config and a batch of labelled requests. It computes scores, loss and all gradients (tables
 included) with each line, in fp32 and with the same parameters. The lines `dcat` and `skip` must equal the line `whole`.
-The line `fixed` must equal the line `whole` whose candidates may not see the slots that they overwrite (`hiding`).
+The line `fixed` must equal a version of `whole` in which candidates may not see the slots that they overwrite
+(`hiding`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Computed(NamedTuple):
 
 
 def ranker_of(config: RunConfig, vocabulary: Vocabulary, device: torch.device) -> Any:
-    """Builds the ranker of a config. The seed decides its parameters, so all lines of the ladder have the same ones."""
+    """Builds the ranker of a config. The seed decides the parameters, so they are the same in all lines of the
+    ladder."""
     torch.manual_seed(config.seed)
     with rows_on(device):
         return build_model(config.model, vocabulary).to(device)
@@ -68,7 +70,7 @@ def check_equality(
         for what, allowed in (("scores", SCORE_TOLERANCE), ("gradients", GRADIENT_TOLERANCE)):
             if not line[what] <= allowed:
                 raise TackboardError(
-                    f"the {what} of the line {rung.name} differ by {line[what]:.1e} of the largest",
+                    f"the {what} of the line {rung.name} differ by {line[what]:.1e} of the largest from the right ones",
                     allowed=f"allowed: {allowed:g}",
                 )
         found.append(line)

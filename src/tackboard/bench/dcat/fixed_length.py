@@ -1,9 +1,10 @@
-"""Measures what a fixed length changes: a ranker is trained without it, and then scores with fewer and fewer slots.
+"""Measures what a fixed length changes in the scores of a ranker that was trained without a fixed length.
 
-The data are requests of a synthetic world: each has the item that the user chose next, among others of the same hour.
-The ranker has early fusion, cross layers and nothing else, so that the overwritten slots are the only difference. It
-is trained with the full context, and held-out requests are scored with the full context and with each fixed length.
-Scores are compared over the requests whose candidates overwrite at least one slot.
+The data are requests of a synthetic world. The candidates of a request are the item that the user chose next, and items
+that other users chose in the same hour. The ranker has early fusion, cross layers and nothing else, so that the
+overwritten slots are the only difference. It is trained with the full context, and held-out requests are scored with
+the full context and with each fixed length. Scores are compared over the requests whose candidates overwrite at least
+one slot.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def compare_scores(full: ScoredCandidates, fixed: ScoredCandidates) -> dict[str,
 
     `difference` is the mean absolute difference, in standard deviations of the full scores. `kendall` is Kendall's τ
     between both orders of a request's candidates, and `same_best` the share of requests with the same best candidate.
-    The three are means over the requests whose scores changed (`changed`, as a share of all requests).
+    These three figures are means over the requests whose scores changed. `changed` is the share of these requests.
     """
     assert full.requests is not None
     is_changed = np.zeros(int(full.requests.max()) + 1, dtype=bool)

@@ -28,8 +28,8 @@ def report(result: Mapping[str, Any]) -> Report:
             f"{result['words']}.",
             "Every line of a ladder adds one thing to the line before. The first line runs every candidate through "
             "its whole sequence, with packed attention; the other parts of the ranker are the same in all lines. "
-            "All lines took turns. Times are medians over the rounds, and a ratio is the median of the ratios to the "
-            f"first line within a round ({result['rounds']} rounds). Ratios are those of {clock}.",
+            "All lines took turns. Times are medians over the rounds. A ratio compares a line with the first line in "
+            f"the same round; the median over {result['rounds']} rounds is shown. Ratios are computed from {clock}.",
         ],
         tables=[
             _equality(result),
@@ -38,8 +38,8 @@ def report(result: Mapping[str, Any]) -> Report:
             _fixed_length(result),
         ],
         notes=[
-            "published (PinFM, on GPUs, beside FlashAttention): 7 times the throughput in serving, 3 times in "
-            "training; a quarter more from the fixed length and the skipped layer",
+            "published for PinFM on GPUs, compared with FlashAttention: 7 times the throughput in serving and 3 times "
+            "in training; the fixed length and the skipped layer add a quarter",
             *aim_lines(result),
         ],
         charts={"times": _chart(result)},
@@ -57,11 +57,11 @@ def _equality(result: Mapping[str, Any]) -> Table:
         for line in result["equality"]
     ]
     words = (
-        "the largest differences from what the line must equal, as shares of the largest value: the first line, or "
-        "for the fixed length the first line whose candidates may not see the overwritten slots. The last column "
-        "compares scores with the first line"
+        "largest differences, as shares of the largest value. Every line must equal the first line. Only the fixed "
+        "length must equal a version of the first line whose candidates may not see the overwritten slots. The last "
+        "column compares the scores of every line with those of the first line"
     )
-    return Table("Values and gradients, checked first", ("line", "scores", "gradients", "from the full"), rows, words)
+    return Table("Values and gradients, checked first", ("line", "scores", "gradients", "from first"), rows, words)
 
 
 def _speed(result: Mapping[str, Any], part: str, line: Mapping[str, Any]) -> Table:
@@ -79,7 +79,7 @@ def _speed(result: Mapping[str, Any], part: str, line: Mapping[str, Any]) -> Tab
     words = f"requests of different users: {line['requests']}; candidates of each: {line['candidates']:,}"
     if part == "training":
         losses = ", ".join(f"{entry['loss']:.5f}" for entry in line["end_to_end"])
-        words += f"; about this many in a step. Losses after the timed steps: {losses}"
+        words += f"; a step holds about this many requests. Losses after the timed steps: {losses}"
         peaks = [entry["gpu_peak_bytes"] for entry in line["end_to_end"]]
         if any(peaks):
             words += f". GPU memory, MB: {', '.join(f'{peak / 1e6:,.0f}' for peak in peaks)}"
@@ -106,7 +106,7 @@ def _fixed_length(result: Mapping[str, Any]) -> Table:
         f"a ranker, trained for {found['steps']} steps with the full context of up to {found['max_history'] + 1} "
         f"tokens, scores {found['requests']:,} held-out requests of {found['candidates']} candidates with fewer slots. "
         "Difference (in standard deviations of the full scores), Kendall's τ and same best candidate are means over "
-        "the requests whose scores changed; AUC and HIT@3 are those of all requests"
+        "the requests whose scores changed; AUC and HIT@3 are computed over all requests"
     )
     header = ("slots", "requests changed", "difference", "Kendall's τ", "same best", "AUC", "HIT@3")
     return Table("What a fixed length changes", header, rows, words)
@@ -126,7 +126,7 @@ def _chart(result: Mapping[str, Any]) -> str:
         [f"{part} 1:{line['candidates']}" for part, line in lines],
         bars,
         title="How many times as fast as whole sequences",
-        description=f"DCAT with the last layer skipped beside the line {WHOLE}, by ratio of users to candidates.",
+        description=f"DCAT with the last layer skipped, compared with the line {WHOLE}, by users to candidates.",
         x_label=f"times as fast, by {clock}",
         value_format="{:.1f}",
     ).document

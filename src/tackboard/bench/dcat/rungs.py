@@ -1,12 +1,13 @@
-"""Defines the ladder of `tackboard bench dcat`: one thing is added in each line, and the first line is the rival.
+"""Defines the ladder of `tackboard bench dcat`: four ways to compute a ranker (lines), each of which adds one thing.
 
-    whole   every candidate runs through its whole sequence, with packed attention (`fusion.dcat = false`)
-    dcat    the context is read once per user, and the candidates cross to its keys and values
+    whole   the rival: every candidate runs through its whole sequence, with packed attention (`fusion.dcat = false`)
+    dcat    the context is read once per user, and the candidates attend to its keys and values
     skip    the last layer computes nothing for the context except keys and values
-    fixed   context and candidate have a fixed number of slots; the candidate overwrites the oldest
+    fixed   context and candidate have a fixed number of slots; the candidate overwrites the oldest slots
 
-`skip` is what the ranker always does if nothing reads the context's hidden vectors. So `dcat` makes the last layer
-compute them. The rival is fair: it uses the same packed attention, tables, ranker and batches as the other lines.
+`skip` is what the ranker always does if nothing reads the context's hidden vectors. So for the line `dcat`, the bench
+makes the last layer compute these vectors. The rival is fair: it uses the same packed attention, tables, ranker and
+batches as the other lines.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class DcatRung:
     settings: Callable[[int], tuple[str, ...]] = lambda _max_history: ()
     """Takes the length of histories and returns settings of the form `a.b=c`."""
     change: Off | None = None
-    """Returns a context in which the code computes as this line says."""
+    """Returns a context in which the code is changed for this line; None if no code has to change."""
     is_exact: bool = True
     """Whether the scores equal those of the first line."""
 
@@ -58,7 +59,7 @@ RUNGS = (
     DcatRung(WHOLE, "every candidate through its whole sequence", lambda _: ("model.fusion.dcat=false",)),
     DcatRung(
         DCAT,
-        "context once per user, candidates cross to it (DCAT)",
+        "context once per user, candidates attend to it (DCAT)",
         change=replaced("tackboard.models.decoder:LayerStack.read_context", _with_last_layer),
     ),
     DcatRung(SKIP, "last layer skipped for the context"),

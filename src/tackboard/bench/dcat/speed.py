@@ -1,15 +1,15 @@
-"""Times the lines of the ladder: scoring requests, and training steps, each end to end and for PinFM alone.
+"""Measures the time of each line of the ladder (rungs.py) in scoring and in training, end to end and for PinFM alone.
 
     serving    end to end: distinct items, their table rows, layouts, the copy to the device, lookup, PinFM, cross
                layers, heads, the copy of the scores; PinFM alone: from looked-up rows to PinFM's outputs
     training   end to end: a step of the real trainer (`bench/pretrain/ours.py`): loading, lookup, ranker, loss,
                backward, both optimisers, logging, guard; PinFM alone: forward and backward of PinFM's outputs
 
-The lines of the ladder take turns. Before anything is timed, the scores of all exact lines are compared, and so are the
-losses of training after the timed steps. On a GPU the host waits for the device before and after the timed work, so
-wall time is what a caller waits for. Decided: on a CPU, ratios are those of CPU time. On a busy machine, a short turn
-fits between the turns of other processes and a long one does not, so ratios of wall time favour short work. On a GPU,
-ratios are those of wall time.
+The lines of the ladder take turns. An exact line must give the same results as the first line: its scores are compared
+before scoring is timed, and its loss is compared after the timed training steps. On a GPU the host waits for the device
+before and after the timed work, so wall time is what a caller waits for. Decided: on a CPU, ratios are computed from
+CPU time. On a busy machine, short work fits between the turns of other processes and long work does not, so ratios of
+wall time favour short work. On a GPU, ratios are computed from wall time.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ def timed(work: Callable[[], object], device: torch.device, least_s: float) -> T
 
 
 def medians(runs: Mapping[str, Sequence[Times]]) -> list[dict[str, Any]]:
-    """Returns a line for each contender: medians over the rounds, and how many times as fast as the first it is.
+    """Returns a line for each contender: its median times, and its speed as a multiple of the first contender's speed.
 
-    `times` is the median of the ratios within a round, because work of other processes changes from round to round.
+    `times` (wall time) and `cpu_times` compare two contenders within a round, because work of other processes changes
+    from round to round. Each is the median of this ratio over the rounds.
     """
     first, found = next(iter(runs)), []
     for name, turns in runs.items():
@@ -72,7 +73,7 @@ def medians(runs: Mapping[str, Sequence[Times]]) -> list[dict[str, Any]]:
 
 
 def ratio_of(device_type: str) -> tuple[str, str]:
-    """Returns the key of the ratios that count on a type of device, and the words for its clock."""
+    """Returns the key of the ratios to report for a type of device (see `medians`), and the name of their clock."""
     return ("times", "wall time") if device_type == "cuda" else ("cpu_times", "CPU time")
 
 
@@ -117,7 +118,7 @@ class Served:
 
 
 def serving_speed(preset: DcatPreset, config: RunConfig, device: torch.device, rounds: int) -> list[dict[str, Any]]:
-    """Times scoring for each ratio of users to candidates. Raises TackboardError if scores differ."""
+    """Measures the time of scoring for each ratio of users to candidates. Raises TackboardError if scores differ."""
     found = []
     for num_candidates, num_requests in preset.serving.items():
         asked = made_up_requests(preset, num_candidates, num_requests)
@@ -138,7 +139,7 @@ def check_served(rung: DcatRung, scores_C: torch.Tensor, expected_C: torch.Tenso
     apart = float((scores_C - expected_C).abs().max() / expected_C.abs().max())
     if rung.is_exact and not apart <= SERVED_TOLERANCE[precision]:
         raise TackboardError(
-            f"the scores of the line {rung.name} differ by {apart:.1e} of the largest score",
+            f"the scores of the line {rung.name} differ by {apart:.1e} of the largest score from the first line",
             allowed=f"allowed: {SERVED_TOLERANCE[precision]:g}",
         )
 
@@ -155,7 +156,7 @@ def _timer(
 def training_speed(
     preset: DcatPreset, datasets: Mapping[int, Path], device: torch.device, rounds: int, folder: Path, num_threads: int
 ) -> list[dict[str, Any]]:
-    """Times training steps for each number of candidates. Raises TackboardError if losses differ."""
+    """Measures the time of training steps for each number of candidates. Raises TackboardError if losses differ."""
     found = []
     for num_candidates, dataset in datasets.items():
         config = preset.config(str(dataset), num_candidates)
@@ -188,7 +189,7 @@ def check_trained(rung: DcatRung, losses: Sequence[float], expected: float, prec
     for loss in losses if rung.is_exact else ():
         if not abs(loss - expected) <= allowed * abs(expected):
             raise TackboardError(
-                f"the loss with the line {rung.name} is {loss}, but with {WHOLE} it is {expected}",
+                f"the loss with the line {rung.name} is {loss}, but with the line {WHOLE} it is {expected}",
                 allowed=f"allowed: a relative difference of {allowed:g}",
             )
 

@@ -1,9 +1,10 @@
-"""Ranks candidates by gradient-boosted trees on counts, as a baseline that reads no sequence model.
+"""Ranks candidates by gradient-boosted trees on counts, as a baseline without a sequence model.
 
-The input is the dataset of pretraining and the same requests that rankers learn from. The counts of items, and of
-items that follow each other in a user's history, come from the events of pretraining. The newest events come from the
-request's history. The trees (transfer/classifiers.py) also read how close the content of a candidate is to that of the
-newest events, because rankers read the content too. Their number is chosen by log-loss on validation requests.
+The input is the dataset of pretraining and the same requests that rankers learn from. The counts of items, and of pairs
+of items that follow each other in a user's history, come from the events of pretraining. The user's newest events come
+from the request's history. The trees (transfer/classifiers.py) also read how close the content of a candidate is to the
+content of the newest events' items, because rankers read the content too. The number of trees is chosen by log-loss on
+validation requests.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tackboard.events.schema import numpy_column
 from tackboard.features.entity_tables import find_ids
 
 NEWEST = (1, 5, 20)
-"""Counts and content are compared with these numbers of newest events."""
+"""A candidate is compared with the user's newest event, with the newest 5, and with the newest 20."""
 SETTINGS = TreeSettings(depth=4, num_rounds=200)
 Ints = NDArray[np.int64]
 
@@ -59,7 +60,8 @@ class CandidateCounts:
         self.pairs, self.pair_counts = np.unique(keys, return_counts=True)
 
     def followed(self, first: Ints, second: Ints) -> Ints:
-        """Returns how often the item `second` came directly after the item `first`. Both are places of items."""
+        """Returns how often the item `second` came directly after the item `first`. Both are positions in
+        `item_ids`."""
         found = find_ids(self.pairs, first * len(self.item_ids) + second)
         return np.where(found >= 0, self.pair_counts[found], 0) if len(self.pairs) else np.zeros_like(first)
 
@@ -71,7 +73,7 @@ class CandidateCounts:
         events = places[histories.items.cpu().numpy()]
         request_of, offsets = batch.request_of.cpu().numpy(), histories.offsets.cpu().numpy()
         lengths = np.diff(offsets)[request_of]
-        # Slot k of a candidate holds the newest event but k of its user. Missing events have weight 0.
+        # Slot 0 holds the newest event of a candidate's user, slot 1 the event before it. Missing events have weight 0.
         slots = np.arange(max(NEWEST))
         has_event = slots < lengths[:, None]
         newest = events[np.where(has_event, offsets[request_of + 1][:, None] - 1 - slots, 0)] if len(events) else None

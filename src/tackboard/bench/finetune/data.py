@@ -3,9 +3,9 @@
     a user's events   ├──────── pretraining ────────┤─ requests: training, validation and test, by user ─┤
 
 The input is a synthetic world, or the files of a public dataset. Each dataset is one snapshot under WORK/datasets. A
-request is a pseudo-request (data/pseudo_requests.py): an item that the user chose, among items drawn from the same hour
-or from the whole log. Pretraining reads no event of a user that happened at or after the user's first request.
-`SOURCES` fixes where the split lies, how candidates are drawn, and the seed of the draw.
+request is a pseudo-request (data/pseudo_requests.py): its candidates are an item that the user chose, and items that
+are drawn from the same hour or from the whole log. Pretraining reads no event of a user that happened at or after the
+user's first request. `SOURCES` fixes where pretraining ends, how candidates are drawn, and the seed of the draw.
 
 Decided: the parameters of the synthetic world (`WORLD`) were committed before any ranker was trained on it. Public
 logs say neither when an item was born nor what it contains. So two proxies are computed: the birth of an item is the
@@ -55,8 +55,8 @@ class FinetuneSource:
 
     name: str
     rules: Mapping[str, Any]
-    """Settings of `PseudoRequestConfig`. If they have no `since_ms`, each user's events before the user's first request
-    are for pretraining."""
+    """Settings of `PseudoRequestConfig`. Pretraining reads the events before `since_ms`. If `since_ms` is not set, it
+    reads each user's events before the user's first request."""
     quick_stride: int = 1
     """With `--quick`, only every n-th user of a public dataset is kept; this is n."""
     parts: tuple[str, ...] = ("ways", "cold start", "labels")
@@ -93,7 +93,7 @@ SOURCES = {
             quick_stride=20,
             parts=("ways",),
             note="Candidates are drawn from the whole log, because most hours hold the ratings of one or two users. So "
-            "they include films that were first rated after the request, and item age is not compared.",
+            "some candidates were first rated after the request, and results are not shown by item age.",
         ),
         FinetuneSource(
             name="kakao-brunch",

@@ -4,8 +4,8 @@
     cold start   all requests: early fusion, then random ids, dropout by item age, content vector and learned token
     labels       a tenth, a third and all of the requests: from scratch, frozen, fine-tuned; trees on counts
 
-A ranker is the recipe `finetune-VARIANT`, so rankers differ only where their names say. `SIZES` fixes the sizes and the
-number of steps for each dataset. Decided: no setting is tuned, for any ranker. The number of steps of the synthetic
+A ranker is the recipe `finetune-VARIANT`, so rankers differ only in what their names say. `SIZES` fixes the sizes and
+the number of steps for each dataset. Decided: no setting is tuned, for any ranker. The number of steps of the synthetic
 world was chosen from one fit of `late-last` on a world with another seed, and by the time that a study may take. Every
 ranker may train for the same number of steps, is judged a few times on validation users, and is tested once, at its
 best checkpoint. Rankers of FIRST run for all seeds before other rankers, so that a study that runs out of time compares
@@ -28,7 +28,7 @@ from tackboard.recipes.registry import find_recipe
 from tackboard.train.config import RunConfig, config_to_json
 
 SCRATCH, TREES = "scratch", "trees"
-"""Names of the rankers that are no variant of the recipes: `late-last` without pretraining, and trees on counts."""
+"""Names of the two rankers that no recipe defines: `late-last` without pretraining, and trees on counts."""
 TITLES = {
     "none": "no PinFM",
     SCRATCH: "late fusion, last; PinFM from scratch",
@@ -110,7 +110,7 @@ QUICK = FinetuneSizes(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FinetuneOptions:
-    """The options that the user gave."""
+    """The options of `tackboard bench finetune` that the user gave."""
 
     dataset: str = "synthetic"
     """Name of the dataset, see data.py."""
@@ -141,7 +141,8 @@ class FinetunePlan:
 
     @property
     def cells(self) -> list[Cell]:
-        """All cells in the order in which they run: the rankers of FIRST of every seed come before the others."""
+        """All cells in the order in which they run: the rankers of FIRST with all requests come first, for every
+        seed."""
         others = sorted(self.rankers, key=lambda key: (key[0] not in FIRST or key[1] != "all", key[2]))
         return [*self.pretrained.values(), *(self.rankers[key] for key in others)]
 
@@ -184,7 +185,7 @@ def pretraining_config(source: FinetuneSource, seed: int, *, quick: bool) -> Run
 
 
 def ranker_config(source: FinetuneSource, pretrained: RunConfig, name: str, share: str, *, quick: bool) -> RunConfig:
-    """Returns the config of a ranker on the PinFM of `pretrained`, without the run to start from."""
+    """Returns the config of a ranker whose PinFM has the config `pretrained`. The config names no run to start from."""
     sizes = SIZES[source.name]
     steps = (QUICK if quick else sizes).steps[share]
     config = finetune(name if name in VARIANTS else "late-last", pretrained)

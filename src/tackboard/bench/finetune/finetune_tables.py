@@ -1,10 +1,10 @@
-"""Makes the tables of `tackboard bench finetune` from finished cells, and puts the paper's directions beside them.
+"""Makes the tables of `tackboard bench finetune` from finished cells, with published differences beside ours.
 
 HIT@3 is computed from the places of true items (ranker_cells.py). A difference is a mean over test requests and over
-the seeds that both rankers finished. Its interval comes from draws of test users, the same draws for both rankers.
-verdict.py decides whether a difference is more than chance. The directions are those of Tables 1, 2 and 6 of the
-publication of PinFM, which reports HIT@3 of saves. Only signs are compared: the publication's rankers, data and
-candidates differ.
+the seeds that both rankers finished. Its interval comes from resamples of test users (a bootstrap), which are the same
+for both rankers. verdict.py decides whether a difference is more than chance. The published differences are those of
+Tables 1, 2 and 6 of the publication of PinFM, which reports HIT@3 of saves. Only their signs are compared with ours,
+because the publication's rankers, data and candidates differ from ours.
 """
 
 from __future__ import annotations
@@ -48,14 +48,15 @@ OF_WAYS: Mapping[tuple[str, str], Published] = {
     (SCRATCH, "none"): UNKNOWN,
     ("late-last", SCRATCH): UNKNOWN,
 }
-"""Pair of rankers → Tables 1 (home feed) and 6. Differences between two ways are differences of published lifts."""
+"""Pair of rankers → published difference (Table 1, home feed, and Table 6). The difference between two rankers with a
+PinFM is the difference of their published lifts."""
 OF_COLD: Mapping[str, Mapping[str, Published]] = {
     "early": {ALL: (1, "+3.36%"), UNDER_28: (-1, "−4.40%"), YOUNG: (-1, "−23.98%")},
     "random-ids": {ALL: (1, "+3.43%"), UNDER_28: (1, "+1.25%"), YOUNG: (-1, "−4.38%")},
     "dropout": {ALL: (1, "+3.49%"), UNDER_28: (1, "+10.71%"), YOUNG: (1, "+8.16%")},
     "cold-start": {ALL: (1, "+3.76%"), UNDER_28: (1, "+17.72%"), YOUNG: (1, "+12.01%")},
 }
-"""Ranker → slice → Table 2, each against no PinFM."""
+"""Ranker → slice → difference from the ranker without PinFM, in Table 2."""
 OF_SHARES = (
     ("late-last", SCRATCH),
     ("frozen", SCRATCH),
@@ -71,7 +72,7 @@ Find = Callable[[Cell], Result | None]
 
 
 class HitComparison:
-    """Computes HIT@3 and its differences from finished results. Draws of users are made once for each set of users."""
+    """Computes HIT@3 and its differences from finished results. Resamples are drawn once for each set of users."""
 
     def __init__(self, groups: Groups) -> None:
         self.groups = groups
@@ -155,7 +156,7 @@ def tables_of(planned: FinetunePlan, find: Find) -> Table:
     if "ways" in parts:
         sections.append(_ways_section(compare, labels))
         add(
-            "Ways to use PinFM: differences of HIT@3, paired draws of test users",
+            "Ways to use PinFM: differences of HIT@3, paired resamples of test users",
             [compare.row((a, "all"), (b, "all"), label, ALL, OF_WAYS[a, b]) for label in labels for a, b in OF_WAYS],
         )
     if "cold start" in parts:
@@ -298,7 +299,7 @@ def _notes(groups: Groups) -> list[str]:
         f"For {num_last} of {len(fits)} fits, the last checkpoint was the best: more steps may change their figures.",
         "No setting was tuned, for any ranker. PinFM learns at a tenth of the ranker's learning rates, unless it is "
         "frozen or starts from scratch.",
-        "A share of the requests is drawn by seed. Boosted trees on all requests are the same for every seed.",
+        "The seed decides which requests a share contains. Boosted trees on all requests are the same for every seed.",
         "published: relative lifts of HIT@3 of saves in the publication of PinFM, Tables 1, 2 and 6, on other data and "
         "candidates. A verdict compares only signs; `within noise` means that chance alone may explain the difference.",
     ]

@@ -2,11 +2,13 @@
 
 A ranker is trained like any other run (`tackboard train finetune-… --from RUN`), on a share of the training users'
 requests. Validation users choose the checkpoint, and test users judge it. A killed run continues from its newest
-checkpoint. The pretrained parameters come from the cell `after`, whose stage `pretrain` belongs to the transfer study.
+checkpoint. The pretrained parameters come from an earlier cell, which the field `Cell.after` holds. The code of that
+cell's stage, `pretrain`, is in bench/transfer/fit.py.
 
-The result holds one entry per test request, in an order that does not depend on the seed: `users`, the `ages` of the
-true items (positions in `AGES`), and for each label `places_LABEL`, the 0-based place of the true item among the
-candidates, or -1 if the request has no item with this label. HIT@3 and its intervals are computed from these arrays.
+The result holds arrays with one entry per test request, in an order that does not depend on the seed. `users` holds the
+users, and `ages` the ages of the true items (positions in `AGES`). For each label, `places_LABEL` holds the 0-based
+rank of the true item among the candidates, or -1 if the request has no item with this label. HIT@3 and its intervals
+are computed from these arrays.
 """
 
 from __future__ import annotations
@@ -97,7 +99,8 @@ _PARTS: tuple[Part, ...] = ("train", "validation", "test")
 
 
 def open_run(work: Work, cell: Cell, machine: Machine) -> tuple[RunConfig, SequenceSource]:
-    """Returns the config of a cell's run on this machine, with the share of requests as a number, and its open data."""
+    """Returns the config of a cell's run on this machine, and the opened dataset of the run. The cell gives a share of
+    the requests; the config holds the number of requests instead."""
     config = cell.run_config()
     training = dataclasses.replace(config.training, device=machine.device, num_threads=machine.num_threads)
     start = config.start

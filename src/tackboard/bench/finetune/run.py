@@ -137,8 +137,8 @@ def report(result: dict[str, Any]) -> Report:
         f"seed {rules['seed']}.",
         source.note,
         f"HIT@3 is the share of requests whose true item is among the first three candidates; a random order of the "
-        f"candidates has {data['random_hit']:.4f}. It depends on the drawn candidates, so published figures are not "
-        "comparable; only directions are.",
+        f"candidates has {data['random_hit']:.4f}. HIT@3 depends on the drawn candidates, so only the signs of "
+        "differences can be compared with published ones.",
     ]
     return Report(
         result=result,

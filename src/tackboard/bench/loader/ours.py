@@ -1,4 +1,4 @@
-"""The contender `tackboard` of `tackboard bench loader` is our training loader: simpler variants and the final one.
+"""The contender `tackboard` of `tackboard bench loader` is our training loader, in five variants from simple to final.
 
 memory    keeps the whole dataset in memory and makes every batch with `make_batch`; simple and slow
 streamed  reads a window of buckets at a time and makes every batch with `make_batch`

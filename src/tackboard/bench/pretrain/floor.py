@@ -1,8 +1,8 @@
 """Computes the floor of a pretraining step: the seconds of the work that every implementation must do.
 
-The module takes a PinFM (on any device, also meta), the counts of a batch and the peaks of a device. It returns a list
-of parts (`FloorItem`) with their formulas. The floor is the sum of the parts. This list was committed before the step
-was optimised, so the floor could not be fitted to the result of an optimisation.
+The module takes a PinFM (on any device, even torch's meta device), the counts of a batch and the peaks of a device. It
+returns a list of parts (`FloorItem`) with their formulas. The floor is the sum of the parts. This list was committed
+before the step was optimised, so the floor could not be fitted to the result of an optimisation.
 
 `FORMULAS` says what each part counts. Its letters are explained below. The time of a matrix product is measured on this
 device, for exactly its shape. All other work takes the time to read and write its bytes, at the bandwidth of a large
@@ -44,7 +44,7 @@ FORMULAS = {
     "12·T·a numbers (4 forward, 8 backward)",
     "loss": "4 products of R × Q × D: scores, the scores again, gradient of tokens, gradient of items",
     "norms and residuals": "for each half of a layer: T·D × (5 fp32 numbers of the residual stream, 4 numbers of the "
-    "branch and its norm); the final norm counts as half of such a half",
+    "branch and its norm); the final norm counts half as much as half a layer",
     "unit vectors": "(N + A + M)·D × 5 numbers: 2 forward, 3 backward",
     "events": "2·N·E numbers (event vectors and their gradients), M·E fp32 numbers (gradients of items)",
     "table rows": "lookup: U rows, M·E numbers, 8 bytes per row id; update: M·E fp32 gradients, U rows and U sums read "

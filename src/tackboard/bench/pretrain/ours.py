@@ -1,4 +1,4 @@
-"""Times the steps of the real trainer, on whatever device there is.
+"""Measures the time of the steps of the real trainer, on any device.
 
 The module takes a config and a source of data, and returns the figures of timed steps after some warm-up steps.
 `TimedTrainer` is the trainer of `tackboard train` with a clock around each step. A timed step lasts from the end of a

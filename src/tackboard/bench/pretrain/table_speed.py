@@ -45,7 +45,7 @@ Read = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TableSpeedConfig:
-    """The size of one measurement. The defaults are those of the published comparison with FBGEMM on a GPU."""
+    """The size of one measurement. The defaults are the sizes of the published comparison with FBGEMM on a GPU."""
 
     num_items: int = 65_536
     """Number of items of a step. Each item reads one row of every sub-table."""

@@ -221,7 +221,7 @@ def ablations(context: StudyContext) -> StudyPlan:
         if question.name == "positives" and question in chosen:
             stage, protocol = "ablation-positives", _saves_protocol(context, place)
         for variant in question.variants:
-            # A shared recipe is named after the first question with it, so unchosen questions get methods too.
+            # A shared recipe is named after the first question that uses it. So every question gets methods here.
             method = _method(question, variant, place, methods)
             if question not in chosen:
                 continue

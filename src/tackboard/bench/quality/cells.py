@@ -54,7 +54,8 @@ class Cell:
     protocol: Mapping[str, Any]
     """How results are judged, and other settings that the stage reads."""
     config: Mapping[str, Any] | None = None
-    """Config of the run as JSON (`config_to_json`), which names the prepared dataset; None if the stage needs none."""
+    """Config of the run as JSON (`config_to_json`), with the name of the prepared dataset; None if the stage reads no
+    config."""
     after: Cell | None = None
     """The cell whose result this cell reads, for example to get the chosen number of steps."""
 

@@ -46,7 +46,7 @@ TRIES_NOTE = (
 )
 MEANS_HEADER = [*NAMED, "seeds", *METRICS]
 APART = "not in the {} of the event before"
-"""The test events that are not in the same second as the event before (in some logs, the same hour: gaps.py)."""
+"""Words for test events that are not in the same second (in some logs: not in the same hour) as the event before."""
 HSTU_README = "meta-recsys/generative-recommenders, README"
 PUBLISHED: dict[str, dict[str, tuple[str, str, tuple[float, ...]]]] = {
     "ml-1m": {
@@ -297,7 +297,7 @@ def _headline(
     apart: Mapping[tuple[str, str], Sequence[Result]],
     groups: Mapping[tuple[str, str], Sequence[Result]],
 ) -> list[dict[str, Any]]:
-    """Returns figures without same-second targets: the leading figures of methods that read the request's time."""
+    """Returns a table without the users whose test event is in the same second as the event before."""
     if not apart:
         return []
     key = next(iter(apart))

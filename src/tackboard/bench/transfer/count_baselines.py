@@ -2,14 +2,15 @@
 
     means                the damped mean answer of the item, plus how far the user's answers lie above the mean answers
                          of their items
-    previous event       the mean answer of examples whose item is, or is not, the item of the user's previous event
+    previous event       one of two mean answers: of the examples with the item of the user's previous event, or of the
+                         other examples
     logistic regression  on counts of the user, the item and the pair, and on the previous event (counts.py)
     boosted trees        on the same numbers
 
 Baselines get what the arms get (fit.py): the same examples to learn from, the same validation users to choose settings
 and the number of trees by log-loss, and one test. The counts of an item come from the events that pretraining reads. In
 a task without repeats, no example has the item of the previous event, so the baseline `previous event` is left out. The
-results also hold the AUC of each random draw of test users; the draws are the same as for the arms.
+results also hold the AUC for each random resample of test users; the resamples are the same as for the arms.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Task:
     actions: tuple[str, ...]
     """The actions that mean yes."""
     only_new: bool = False
-    """Whether examples are only events with an item that the user's earlier events do not have."""
+    """If true, an event is an example only if no earlier event of the user has the same item."""
 
     @property
     def words(self) -> str:

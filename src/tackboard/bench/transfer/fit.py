@@ -283,8 +283,8 @@ def fit_arm(
 
 
 def judged(answers: ScoredCandidates) -> tuple[dict[str, float], dict[str, NDArray[Any]]]:
-    """Returns metrics on the test examples by name, and arrays by name that hold the same metrics for random draws of
-    test users."""
+    """Returns metrics on the test examples by name, and arrays by name that hold the same metrics for random resamples
+    of the test users."""
     answers = answers.judged(YES)
     logits, labels = answers.scores, answers.labels[YES] == 1
     users = np.unique(answers.users, return_inverse=True)[1].astype(np.int64)

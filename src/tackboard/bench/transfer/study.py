@@ -11,8 +11,8 @@ and needs no GPU. We publish the results, whatever they are.
 
 The model is pretrained on the first 70% of each user's events, to the end of its schedule. No setting of pretraining
 is chosen by results on the task. The interval of a difference comes from a bootstrap over test users, with the same
-draws for both sides. Each seed draws other examples (unless all are used), another order and other initial parameters.
-With all examples, baselines do not depend on the seed. The table also shows the results of each seed.
+resamples for both sides. Each seed draws other examples (unless all are used), another order and other initial
+parameters. With all examples, baselines do not depend on the seed. The table also shows the results of each seed.
 """
 
 from __future__ import annotations
@@ -298,7 +298,8 @@ def _in_order(groups: Groups) -> dict[Key, Sequence[Result]]:
 
 
 def strongest_baseline(groups: Groups, share: str) -> str | None:
-    """Returns the baseline with the highest mean AUC on test users among those with this share of the examples."""
+    """Returns the baseline with the highest mean AUC on test users, among the baselines with this share of the
+    examples."""
     found = {name: _mean(groups[share, name], PRIMARY) for name in TITLES if (share, name) in groups}
     return max(found, key=lambda name: found[name]) if found else None
 
@@ -344,7 +345,8 @@ def _figures_of_pair(
 
 
 def measure(ours: Sequence[Result], theirs: Sequence[Result], metric: str) -> Measured:
-    """Measures the difference between two groups. Its interval comes from draws of test users, the same for both."""
+    """Measures the difference between two groups. Its interval comes from resamples of test users (the same for
+    both)."""
     draws = _draws(ours, metric) - _draws(theirs, metric)
     mine, other = ([float(result.values["metrics"][metric]) for result in group] for group in (ours, theirs))
     low, high = interval(draws)

@@ -72,7 +72,7 @@ def test_other_scores_and_losses_are_refused() -> None:
         check_served(exact, expected * float("nan"), expected, "bf16")
     check_trained(exact, [0.5, 0.5001], 0.5, "fp32")
     check_trained(fixed, [0.7], 0.5, "fp32")
-    with pytest.raises(TackboardError, match="the loss with the line dcat is 0.51, but with whole it is 0.5"):
+    with pytest.raises(TackboardError, match="the loss with the line dcat is 0.51, but with the line whole it is 0.5"):
         check_trained(exact, [0.5, 0.51], 0.5, "fp32")
 
 
