@@ -32,8 +32,8 @@ LEAST_SUMS = 256
 MOST_CELLS = 1 << 27
 """Largest number of scores of a block: 512 MiB."""
 LEAST_SUM = 1e-30
-"""A block with a smaller sum of powers is computed again without the items of weight 0. The quotient of a small sum
-would overflow in the gradients."""
+"""If a sum of powers is smaller, its block is computed again without the items of weight 0. The gradients divide by the
+sums, and would overflow with a very small sum."""
 
 
 def contrastive_loss(
