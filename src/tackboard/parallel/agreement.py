@@ -1,4 +1,4 @@
-"""Checks that the processes of a run agree: each states its facts, and all stop before the first step if they differ.
+"""Checks that the processes of a run agree: each states its facts. If facts differ, all stop before the first step.
 
 A fact has a name and a value in words, such as the hash of the code. Decided: the settings are facts of their own, so
 the message names the settings that differ. What may differ on purpose is no fact: rank, host, and paths, because hosts
@@ -37,7 +37,8 @@ REMEDIES = {
 SAME_PACKAGES = "install the same lock on every host: make distributed"
 FACTS_SHOWN = 3
 PRINT_FIRST_S = 0.5
-"""Head start of process 0 on the way out. A launcher that sees one process end ends the others at once."""
+"""Seconds that the other processes wait, so that process 0 prints its error first. A launcher that sees one process end
+ends the others at once."""
 
 
 def run_facts(world: TrainingWorld, config: Mapping[str, Any], snapshot: str, **more: str) -> dict[str, str]:
