@@ -24,7 +24,7 @@ FORMAT_VERSION = 2
 FORMAT_VERSION_OF_PARTS = 3
 """In version 3, several processes have stored parts of the tables. One process still writes version 2."""
 PARTED = ("tables", "optimizer")
-"""The groups that have parts."""
+"""The groups of tensors that are stored in parts if several processes train."""
 FIELDS = {
     "format_version": int,
     "step": int,

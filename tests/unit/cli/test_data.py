@@ -269,7 +269,7 @@ def test_retain_drops_old_events_and_then_older_snapshots(tackboard: Program, te
     new = open_dataset(ten_days)
     assert answer.out == (
         "left out  22 events and 1 user; forgotten: 1 user\n"
-        "          older snapshots still hold them; --prune removes snapshots that no unfinished run needs\n"
+        "          older snapshots still hold these events; --prune removes snapshots that no unfinished run needs\n"
         f"dataset   {new.path}\n"
     )
     assert (new.num_events, new.num_users) == (8, 2)
