@@ -1,4 +1,4 @@
-"""Connects a PinFM to a ranker: the ranker gets one vector per candidate from PinFM's view of user and candidate.
+"""Connects a PinFM to a ranker: PinFM reads a user's history and the candidates, and gives one vector per candidate.
 
     late-last, late-mean   the user vector u comes from the last hidden vector, or from the mean of all hidden vectors;
                            it is computed once per request; the ranker gets u, the item vector z and u ∘ z

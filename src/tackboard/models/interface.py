@@ -84,7 +84,7 @@ class ModelConfig(abc.ABC):
 
     @property
     def anchor_stride(self) -> int:
-        """The stride of `anchored` histories (`features.expressions`); 1 means that a history has the newest events."""
+        """The stride with which `Events.anchored` chooses histories; 1 means that a history has the newest events."""
         return 1
 
     @property

@@ -6,7 +6,7 @@
 
 `fusion` says how PinFM enters, `recent` is a sequence module without pretraining, and `features` are columns of the
 batch. With `start.run` and `start.prefix=pinfm.` the PinFM starts from the parameters of a pretraining run.
-`optimizer.multipliers={"pinfm.": 0.1}` gives it a tenth of the ranker's learning rates; 0 freezes it.
+`optimizer.multipliers={"pinfm.": 0.1}` gives the PinFM a tenth of the ranker's learning rates; 0 freezes the PinFM.
 
 The loss is the mean log-loss of the actions, plus the terms of `extra_loss`: the next-token loss of pretraining on the
 histories, the log-loss of a prediction from PinFM's outputs alone, the distance between this prediction and the
@@ -116,7 +116,7 @@ class ColdStartConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExtraLossConfig:
-    """The weights of further losses. The log-loss of the ranker has weight 1. 0 leaves a further loss out."""
+    """The weights of further losses; weight 0 leaves a loss out. The log-loss of the ranker has weight 1."""
 
     next_token: float = 0.0
     """The next-token loss of pretraining, on the histories of the requests. It does not read model.request_features,
@@ -190,7 +190,7 @@ class RankerConfig(PinFMConfig):
     ) -> RankerConfig:
         """Puts a ranker around the settings of a PinFM, so that it can start from a run with these settings.
 
-        Early fusion needs positions behind the events. They are taken from the history, which becomes shorter.
+        Early fusion needs positions after the events. So the history becomes shorter by the number of these positions.
         """
         settings = {field.name: getattr(pinfm, field.name) for field in dataclasses.fields(pinfm)}
         fusion = fusion or FusionConfig()

@@ -24,8 +24,8 @@ The published models read items and their order; HSTU also reads times, includin
 `use_actions`, `use_time_gap` and `use_request_time` give a rival the inputs of PinFM except surfaces, so that both can
 be compared on the same inputs. Here the request's time means the time from the newest event to the request. HSTU's bias
 reads this time, as in the public code. SASRec has no input for this time, so a learned vector for the log2 bucket of
-the time is added to the event's output or input. At the input, it passes through the layers. In training, the vector at
-an event stands for the time until the next event, which is known when the next event is predicted.
+the time is added to the event's output or input. At the input, the vector passes through the layers. In training, the
+vector at an event stands for the time until the next event, which is known when the next event is predicted.
 
 Shapes: T packed events, B rows, P predictions, M distinct items, R negatives of a prediction, D width.
 """
