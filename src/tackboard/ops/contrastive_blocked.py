@@ -1,4 +1,4 @@
-"""Computes the contrastive loss (see `contrastive`) in blocks of hidden vectors, gradients in the same pass.
+"""Computes the contrastive loss (see `contrastive`) in blocks of hidden vectors, and its gradients in the same pass.
 
 Each hidden vector has one sum over negatives. For a block of hidden vectors, one matrix product gives the scores. The
 scores of own items are overwritten by index, not by a mask of the whole block. Then the scores are replaced by their

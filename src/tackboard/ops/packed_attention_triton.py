@@ -253,8 +253,8 @@ def backward_kernel(
     """Computes the gradient of one block of queries, or of one block of keys and values.
 
     Tiles are [own, other]: [q, k] for a block of queries, and [k, q] for a block of keys. The program of queries also
-    stores `delta`, which the programs of keys read later. If `BY_BUCKET`, this program also stores its block's sums of
-    the gradient of the bias.
+    stores `delta`, which the programs of keys read later. If `BY_BUCKET`, the program of queries also stores its
+    block's sums of the gradient of the bias.
     """
     head = tl.program_id(1)
     row, start, first, length = _block(block_rows, block_starts, offsets)
