@@ -12,7 +12,7 @@ PRECISIONS = ("fp32", "fp16", "bf16", "fp8", "int8", "mx4")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
-    """How tables are divided among processes, and what the processes send each other. Ignored if there is only one."""
+    """How tables are divided among processes, and what processes send each other. A single process ignores this."""
 
     sharding: str = "row"
     """How tables are divided: `row` gives each process a range of rows of every sub-table, `table` gives it whole

@@ -28,7 +28,7 @@ from tackboard.parallel.training_world import TrainingWorld
 
 @dataclasses.dataclass(frozen=True)
 class StepItems:
-    """The items of all processes of a step, and the part of this process in them."""
+    """The items of all processes of a step, and which of these items this process owns."""
 
     owned_O: torch.Tensor
     """Positions, among the items of this process, of the items that it owns."""

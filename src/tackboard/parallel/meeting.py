@@ -50,7 +50,7 @@ FROM_SLURM = FROM_TORCHRUN | {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASK
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place:
-    """What the environment says about this process. `local_rank` is None if it gives no numbers within a host."""
+    """What the environment says about this process. `local_rank` is None if it does not number a host's processes."""
 
     rank: int = 0
     size: int = 1
@@ -207,7 +207,7 @@ def _open_store(place: Place, deadline: float) -> Any:
         raise UsageError(
             f"{where} (MASTER_ADDR, MASTER_PORT) does not answer as process 0 of a run would",
             allowed="allowed: an address of the host of process 0, and a port that no other program uses",
-            fix="give every process the same MASTER_ADDR and the same, but another, MASTER_PORT",
+            fix="choose another MASTER_PORT; give every process the same MASTER_ADDR and the same MASTER_PORT",
         ) from None
     except RuntimeError as error:
         if "EADDRINUSE" not in str(error):
@@ -256,7 +256,7 @@ def _unreachable(place: Place, reason: str) -> UsageError:
     return UsageError(
         f"process {place.rank} on {socket.gethostname()} cannot reach {place.address}:{place.port}: {reason}",
         allowed=f"{keeper} must listen there within the time of the first meeting, and no firewall may be in between",
-        fix=f"check that {keeper} runs there, and MASTER_ADDR and MASTER_PORT; this host's interfaces: {_interfaces()}",
+        fix=f"check {keeper} at that address, MASTER_ADDR and MASTER_PORT; this host's interfaces: {_interfaces()}",
     )
 
 
@@ -264,7 +264,7 @@ def _unreachable(place: Place, reason: str) -> UsageError:
 def _reason_told(store: Any, rank: int) -> Iterator[None]:
     """If the block raises an error that only this process has, tells the others, so that they do not wait for it.
 
-    Then waits a moment, because the board is lost when process 0 ends, and the others must read the board before.
+    Then waits a moment: when process 0 ends, the board is lost, and the others must have read it before that.
     """
     try:
         yield
@@ -369,7 +369,7 @@ def _check_board(lines: list[dict[str, Any]], place: Place) -> None:
 
 
 def _plain(error: BaseException) -> str:
-    """Returns what torch says in the first line of an error, without places in its source."""
+    """Returns the first line of torch's error, without the places in torch's source code that it names."""
     return re.sub(r"\[/\S+\] *", "", one_line(str(error).partition("\n")[0]))[:200]
 
 

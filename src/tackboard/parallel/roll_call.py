@@ -28,7 +28,7 @@ from tackboard.parallel.training_world import TrainingWorld, named
 GRACE_S = 5.0
 """Seconds that a process gives the others to write their words. Processes that wait fail at about the same time."""
 SAME_ERROR_S = 0.5
-"""Seconds for which a process with an error looks whether process 0 reports the same error."""
+"""Seconds for which a process with an error checks whether process 0 reports the same error."""
 FAREWELL_S = 1.0
 """Seconds that process 0 goes on after it has read the words, because others may still read the store that it keeps."""
 CLOSED = re.compile(r"Connection (closed|reset|refused)|Broken pipe|(Read|Write) error|Socket closed|ncclRemoteError")
@@ -66,7 +66,7 @@ def broken_by(error: BaseException | None) -> str:
     Errors that caused the error count as well.
     """
     while error is not None:
-        if isinstance(error, RuntimeError):  # torch raises plain RuntimeErrors, and subclasses of it.
+        if isinstance(error, RuntimeError):  # torch raises plain RuntimeErrors, and subclasses of RuntimeError.
             text = str(error)
             if CLOSED.search(text):
                 return "closed"
@@ -131,12 +131,12 @@ def verdict(world: TrainingWorld, words: dict[int, dict[str, str]], failure: str
             allowed="all processes of a run work together, so this one stops too" if words else KEEPER,
             fix=f"see what it printed last, and whether its host ran out of memory (dmesg); {FIX}",
         )
-    error.is_common = 0 in words or bool(stopped)  # If process 0 did not stop itself, it will say the same.
+    error.is_common = 0 in words or bool(stopped)  # Then process 0 prints this error, or has printed its own.
     return error
 
 
 def _says_first(world: TrainingWorld, reason: str) -> bool:
-    """Returns whether process 0 stops for the same reason as this one, which then need not print it again."""
+    """Returns whether process 0 stops for the same reason as this process. If so, this process need not print it."""
     deadline = time.monotonic() + SAME_ERROR_S
     while not world.is_first and time.monotonic() < deadline:
         if (word := _read(world).get(0)) is not None:

@@ -1,7 +1,7 @@
 """Divides a model's tables among the processes of a run, with TorchRec.
 
-A model declares `HashedTables`. `shard_tables` puts a `ShardedTables` in the place of each of them: each process keeps
-its part of the rows, sends the row ids that it needs to the processes that hold them, and gets the rows back. Fresh
+A model declares `HashedTables`. `shard_tables` replaces each of them by a `ShardedTables`: each process keeps its part
+of the rows, sends the row ids that it needs to the processes that hold the rows, and gets the rows back. Fresh
 rows are a function of (key, row, column), so every process makes its own part, and the same table begins with the same
 rows on any number of processes.
 
@@ -189,7 +189,7 @@ def shard_tables(model: nn.Module, world: TrainingWorld, parallel: ParallelConfi
 def measured_balance(
     tables: Mapping[str, ShardedTables], world: TrainingWorld, num_steps: int, busy_s: float
 ) -> BalanceReport | None:
-    """Returns what each process holds and did in `num_steps` steps. All processes call this; None if there is no table.
+    """Returns what each process holds and did in `num_steps` steps, or None without tables. All processes call this.
 
     Lookups are the rows that a process sent to all processes, including the rows that it gave to itself. `busy_s` is
     the CPU time of this process: a process that waits for another one is not busy.
@@ -249,6 +249,7 @@ def _torchrec_tables(
             fix="make distributed",
         ) from None
     # TorchRec asks torch whether code is being traced, and torch warns that its answer may change in a later version.
+    # This turns the warning off.
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     # The loss is already divided by the number of targets of all processes, so gradients are sums.
     set_gradient_division(False)

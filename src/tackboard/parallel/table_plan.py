@@ -19,7 +19,7 @@ are divided by table or by column: if they are divided by row, the backward pass
 Decided: TorchRec's EmbeddingShardingPlanner is left out. It was tried with 2 to 8 equal sub-tables on 2 to 4 processes,
 our topology, the fused kernel and pooling factors of 4,000. Row-wise and table-wise, its plans hold the same bytes per
 process as ours. Column-wise, it does not cut a sub-table of fewer than 256 columns, so the result is a table-wise plan.
-If it may choose, it chooses row-wise every time, which is our default. It took up to 1.5 s; our plan takes
+If it may choose the way, it chooses row-wise every time, which is our default. It took up to 1.5 s; our plan takes
 milliseconds.
 """
 
@@ -125,7 +125,7 @@ def plan_tables(
 def process_memory_bytes(device: torch.device, local_size: int) -> int:
     """Returns the bytes that one process may use for tables: its GPU's free memory, or its share of the host's.
 
-    On CPU, all processes of a host must ask before any of them allocates tables.
+    On CPU, all processes of a host must call this function before any of them allocates tables.
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
@@ -166,7 +166,7 @@ def _deal(
         n: c.dim // (_num_column_blocks(c.dim, world_size) if sharding == "column" else 1) for n, c in tables.items()
     }
     sizes = {name: _block_bytes(config, config.num_rows, widths[name]) for name, config in tables.items()}
-    # A load is a share of all bytes plus a share of all lookups. It is a whole number, so equal loads are equal.
+    # A load is a share of all bytes plus a share of all lookups, scaled to a whole number, so comparisons are exact.
     num_dealt = {name: config.num_hashes * config.dim // widths[name] for name, config in tables.items()}
     all_bytes, all_dealt = sum(sizes[name] * num_dealt[name] for name in tables), sum(num_dealt.values())
     loads, host_loads = [0] * world_size, [0] * math.ceil(world_size / local_size)
@@ -326,11 +326,11 @@ class BalanceReport:
     sharding: str
     processes: tuple[ProcessLoad, ...]
     largest_to_mean: dict[str, float]
-    """Maps each quantity to the number of the largest process, divided by the mean of all processes."""
+    """Maps each quantity to its largest value in any process, divided by its mean over all processes."""
     warnings: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """Returns the report as the lines of a text table. Warnings are not among them."""
+        """Returns the report, without the warnings, as the lines of a text table."""
         names = list(self.largest_to_mean)
         rows = [["process", *(name.replace("_", " ") for name in names)]]
         rows += [[str(load.rank), *(_shown(name, getattr(load, name)) for name in names)] for load in self.processes]

@@ -20,7 +20,7 @@ from torch import distributed
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """A process of a run, as an operator finds it."""
+    """Says where an operator finds a process of a run."""
 
     host: str
     pid: int
@@ -108,7 +108,7 @@ class TrainingWorld:
 
     @contextlib.contextmanager
     def first_before_others(self) -> Iterator[None]:
-        """Lets the process of rank 0 run the block before the others, which can read the files that it wrote."""
+        """Lets the process of rank 0 run the block first. The others can then read the files that it wrote."""
         if not self.is_first:
             self.wait_for_all()
         yield

@@ -12,13 +12,13 @@ the gradients of the rows the same way. TorchRec sends both with an all-to-all a
     int8        d codes + 2 of scale          34       66      0.6%
     mx4         d/2 codes + d/32 exponents    17       34      about 11%
 
-Decided: every codec is plain PyTorch, so all devices code alike. FBGEMM's codecs were measured first (CPU, fbgemm
+Decided: every codec is plain PyTorch, so all devices encode alike. FBGEMM's codecs were measured first (CPU, fbgemm
 1.8.0). Its INT8 adds 1e-8 to the range of a row, so its error is 45% on gradients of size 1e-8 and over 200% on smaller
 gradients. INT8 turns NaN into a finite number, FP16 and BF16 turn infinity into a finite number, MX4 does both, and FP8
 does not run on a CPU.
 
 Decided: a value that is not finite arrives as a value that is not finite, so that the guard of the training loop sees
-it. In fp8, int8 and mx4 all values that share its scale are lost with it.
+it. In fp8, int8 and mx4, all values that share a scale with this value are lost too.
 
 Decided: fp8 and int8 have one scale for each row. Narrow rows do not share a scale, because TorchRec does not tell a
 codec where the rows for one process end and the rows for the next process begin. So a row of width 16 takes 28.1% of
@@ -199,8 +199,7 @@ class WireCounter:
     Bytes that a process hands over for itself are counted too, although they never leave the process: with p processes
     and ids that are spread evenly, the network carries (p - 1) / p of the bytes. A process gets one row back for each
     id that it sent, so ids are counted by the rows that come back. This also holds where TorchRec sends each distinct
-    id once.
-    TorchRec sends the lengths of bags and the sizes of messages along with ids. They are not counted.
+    id once. The lengths of bags and the sizes of messages, which TorchRec sends along with ids, are not counted.
     """
 
     def __init__(self, id_bytes: int) -> None:
