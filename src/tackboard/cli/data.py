@@ -565,7 +565,7 @@ def data_retain(
         f"forgotten: {counted(result.num_forgotten_removed, 'user')}"
     )
     if result.num_future:
-        typer.echo(f"kept      {counted(result.num_future, 'event')} in the future; `data check` names the rows")
+        typer.echo(f"kept      {counted(result.num_future, 'event')} dated in the future; `data check` names the rows")
     for name in pruned.removed:
         typer.echo(f"removed   {folder / name}")
     for name, run in pruned.kept.items():
