@@ -87,7 +87,7 @@ class PlainTableConfig(TableConfig):
     def __post_init__(self) -> None:
         HashConfig.__post_init__(self)
         check(self.num_hashes == 1, "model.tables.num_hashes", self.num_hashes, "1: a plain table")
-        check(self.dim == 0, "model.tables.dim", self.dim, "0, because model.width sets the width of rows")
+        check(self.dim == 0, "model.tables.dim", self.dim, "0, because rows are as wide as the model: set model.width")
         check(0 < self.init_std < math.inf, "model.tables.init_std", self.init_std, "above 0")
         check(self.storage == "fp32", "model.tables.storage", self.storage, "fp32: a plain table is small")
 
