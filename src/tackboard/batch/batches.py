@@ -71,8 +71,8 @@ class Batch:
     """The number of events at the end that are padding (`padding.pad_batch`). Data code never pads, so the number is
     not a field of the batch."""
     targets: ClassVar[Any] = None
-    """What a model's `prepare` computed from this batch, as a dataclass with tensors; None before that. The data code
-    knows nothing of targets, so they are not a field of the batch."""
+    """What a model's `prepare` computed from this batch, as a dataclass with tensors; None before `prepare`. The data
+    code knows nothing of targets, so they are not a field of the batch."""
 
     def with_targets(self, targets: Any) -> Self:
         """Returns the same batch with the targets of a model."""

@@ -1,4 +1,4 @@
-"""Builds batches from columns of the unified feature representation, for training and for scoring.
+"""Builds batches from columns of features (`features.column`), for training and for scoring.
 
     make_batch          one batch of histories, for evaluation; slower than `PreparedHistories`, with the same result
     PreparedHistories   many histories, prepared once; a batch only copies some of them

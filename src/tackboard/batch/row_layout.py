@@ -112,7 +112,7 @@ class RowLayout:
 
     @classmethod
     def of_lengths(cls, lengths: torch.Tensor, size_of: Callable[[int], int] = int) -> RowLayout:
-        """Returns the layout of rows of these lengths [B], on their device. If that is a GPU, the host waits for it."""
+        """Returns the layout of rows of these lengths [B], on the device of `lengths`. The host waits for a GPU."""
         host = lengths.detach().cpu().long()
         return cls.of(torch.cat([host.new_zeros(1), host.cumsum(0)]), size_of).to(lengths.device)
 

@@ -50,7 +50,7 @@ class Signature:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """Actions and surfaces the model knows."""
+        """The actions and surfaces that the model knows."""
         return Vocabulary(actions=self.actions, surfaces=self.surfaces)
 
 

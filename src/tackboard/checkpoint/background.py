@@ -1,4 +1,4 @@
-"""Runs one piece of work at a time in a thread, beside training.
+"""Runs one piece of work at a time in a thread while training goes on.
 
 `start` waits for the previous piece of work, begins a new one and returns. If the work raises an error, the next
 `start` or `wait` raises this error once in the caller's thread. Decided: the thread is a daemon, so a large file

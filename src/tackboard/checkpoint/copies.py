@@ -69,8 +69,8 @@ class Copies:
     ) -> Stored:
         """Returns a copy of the changed rows of a table, given as one or more blocks in ascending order.
 
-        `counts` holds what `RowBlock.count` returned. `num_rows` is the number of rows of the whole table. If that is
-        smaller, and `may_be_whole`, then the whole table is copied; the blocks must have all of its rows.
+        `counts` holds what `RowBlock.count` returned. `num_rows` is the number of rows of the whole table. With
+        `may_be_whole`, the whole table is copied if it takes fewer bytes; then the blocks must have all of its rows.
         """
         like, number = blocks[0].tensor_Rd, sum(map(sum, counts))
         if may_be_whole and not is_smaller(number, num_rows, row_bytes(like)):

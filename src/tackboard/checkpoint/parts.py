@@ -5,12 +5,12 @@
 
 The process of rank 0 writes into the temporary folder of the checkpoint. It waits until all other processes have
 completed their parts, moves the files of the parts into the temporary folder, and compares their hashes with those of
-the parts' manifests. The checkpoint is complete with one rename, as that of one process. Then the folder of parts is
+the parts' manifests. One rename completes the checkpoint, as if one process had written it. Then the folder of parts is
 removed, which tells the other processes that the checkpoint is complete.
 
 Decided: the processes agree by files, because a thread writes while the main thread trains and uses the network. All
-processes know the TOKEN of this save, so the parts that a killed run has left are never taken. Every wait has an end:
-the error says for which process this process has waited.
+processes know the TOKEN of this save, so the parts that a killed run has left are never taken. Every wait has a time
+limit; the error names the process for which this process has waited.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class SharedSave:
     timeout_s: float
     """Seconds after which a process that waits for another process gives up."""
     lost: threading.Event = dataclasses.field(default_factory=threading.Event)
-    """Set when a process is known to be lost. Then no wait goes on."""
+    """Set when a process is known to be lost. Then every wait ends."""
 
     @property
     def place(self) -> Path:
@@ -82,7 +82,7 @@ class SharedSave:
     def wait_for_parts(self) -> dict[int, dict[str, str]]:
         """Waits until all other processes have completed their parts. Returns rank → name of a file → its SHA-256.
 
-        Raises StorageError that names a process if it takes too long.
+        If waiting takes too long, raises a StorageError that names a process whose part is missing.
         """
         deadline = time.monotonic() + self.timeout_s
         hashes: dict[int, dict[str, str]] = {}

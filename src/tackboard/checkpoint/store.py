@@ -198,8 +198,8 @@ def _is_intact(path: Path) -> bool:
 def load_checkpoint(path: Path | Checkpoint, groups: tuple[str, ...] | None = None) -> Checkpoint:
     """Verifies every byte of a checkpoint, then reads its state and all tensors, or only the tensors of `groups`.
 
-    The parts of a group belong to it: `tables` stands for `tables-r00003` too.
-    A `Checkpoint` is already verified and is returned as it is.
+    The name of a group also stands for its parts: `tables` includes `tables-r00003`. A `Checkpoint` is already verified
+    and is returned as it is.
     """
     if isinstance(path, Checkpoint):
         return path

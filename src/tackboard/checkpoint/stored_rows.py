@@ -8,8 +8,8 @@ how its fresh rows are made:
 
 Adagrad's running sums of squared gradients (`adagrad.item_tables`, one number per row) are stored for the same rows
 and are 0 for all other rows. Decided: the smaller of the two forms is written. If several processes write, each stores
-its rows as `NAME:rows` and `NAME:values` in a file of its own (see parts.py), whatever is smaller. A file from outside
-can be wrong, so positions are checked before any row is written to them.
+its rows as `NAME:rows` and `NAME:values` in a file of its own (see parts.py), even if the other form is smaller. A file
+from outside can be wrong, so positions are checked before any row is written to them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def encode(tensors: Mapping[str, Stored]) -> dict[str, torch.Tensor]:
 
 
 def decode(tensors: Mapping[str, torch.Tensor], described: Mapping[str, Any]) -> dict[str, Stored]:
-    """Does the reverse of `encode`. `described` is `fresh_rows` of state.json. Raises DataError if they disagree."""
+    """Does the reverse of `encode`. `described` is `fresh_rows` of state.json; if it does not fit, raises DataError."""
     decoded: dict[str, Stored] = {}
     for name, tensor in tensors.items():
         if name.endswith(ROWS):
@@ -69,7 +69,7 @@ def decode(tensors: Mapping[str, torch.Tensor], described: Mapping[str, Any]) ->
 
 
 def merge(parts: Sequence[Mapping[str, Stored]]) -> dict[str, Stored]:
-    """Returns the tensors of which several processes have stored parts, each read by `decode`.
+    """Joins the parts of tensors that several processes have stored. `decode` has read each of the `parts`.
 
     Raises DataError if the parts of a tensor do not belong together, or if two parts hold the same row.
     """
@@ -134,7 +134,7 @@ def _check_positions(name: str, blocks: Iterable[torch.Tensor], num_rows: int) -
 
 
 def _check_disjoint(name: str, parts: Sequence[torch.Tensor]) -> None:
-    """Raises DataError if two parts, whose positions rise, have a position in common. Nothing is joined as a whole."""
+    """Raises DataError if two parts have a position in common. Positions rise, and are compared block by block."""
     starts = [0] * len(parts)
     while any(start < len(rows_N) for start, rows_N in zip(starts, parts, strict=True)):
         blocks = [rows_N[start : start + _ROWS_AT_ONCE] for start, rows_N in zip(starts, parts, strict=True)]

@@ -22,9 +22,9 @@ STATE = "state.json"
 FORMAT_VERSION = 2
 """In version 2, a table may be stored as only its changed rows. This form is used if it takes fewer bytes."""
 FORMAT_VERSION_OF_PARTS = 3
-"""In version 3, several processes have stored parts of the tables. One process still writes version 2."""
+"""In version 3, several processes have stored parts of the tables. A run of one process still writes version 2."""
 PARTED = ("tables", "optimizer")
-"""The groups that have parts."""
+"""The groups of tensors that are stored in parts if several processes train."""
 FIELDS = {
     "format_version": int,
     "step": int,

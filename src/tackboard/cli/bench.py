@@ -270,7 +270,9 @@ def bench_finetune(
     work: Path = typer.Option(
         Path("runs/finetune"), "--work", help="Keep finished cells (units of work) in this folder; continue from them."
     ),
-    jobs: int = typer.Option(1, "--jobs", min=0, help="Run this many cells at once, in processes; 0: in this process."),
+    jobs: int = typer.Option(
+        1, "--jobs", min=0, help="Run this many cells at once, each in its own process; 0: all in this process."
+    ),
     device: str = typer.Option("auto", "--device", help="Train on cpu, cuda, or auto."),
     time_limit: float | None = typer.Option(
         None, "--time-limit", min=1.0, help="Save everything after this many seconds and exit with code 75."
@@ -284,7 +286,7 @@ def bench_finetune(
     hardware: Hardware = "cpu",
     json_output: Json = False,
 ) -> None:
-    """Compare rankers without PinFM, with a frozen and with a fine-tuned one, on old and new items and few labels."""
+    """Compare rankers without PinFM, with frozen PinFM and with fine-tuned PinFM: old items, new items, few labels."""
     from tackboard.bench.finetune import run
     from tackboard.bench.finetune.finetune_study import FinetuneOptions
 
@@ -311,8 +313,8 @@ def bench_quality(
         "--study",
         help="Choose compare, tune, validate, reproduce, ablations, transfer, transfer-hidden, transfer-baselines.",
     ),
-    methods: str = typer.Option("", "--methods", help="Use these methods, separated by commas; default: the study's."),
-    seeds: int | None = typer.Option(None, "--seeds", min=1, help="Use this many seeds; default: the study's."),
+    methods: str = typer.Option("", "--methods", help="Use these methods, comma-separated; the study has a default."),
+    seeds: int | None = typer.Option(None, "--seeds", min=1, help="Use this many seeds; the study has a default."),
     tries: int | None = typer.Option(
         None, "--tries", min=1, help="With --study tune: try this many settings of each method."
     ),
@@ -329,13 +331,15 @@ def bench_quality(
     work: Path = typer.Option(
         Path("runs/quality"), "--work", help="Keep finished cells (units of work) in this folder; continue from them."
     ),
-    jobs: int = typer.Option(1, "--jobs", min=0, help="Run this many cells at once, in processes; 0: in this process."),
+    jobs: int = typer.Option(
+        1, "--jobs", min=0, help="Run this many cells at once, each in its own process; 0: all in this process."
+    ),
     device: str = typer.Option("auto", "--device", help="Train on cpu, cuda, or auto."),
     time_limit: float | None = typer.Option(
         None, "--time-limit", min=1.0, help="Save everything after this many seconds and exit with code 75."
     ),
     results: Path | None = typer.Option(
-        None, "--results", help="Write the table, its charts and the rank of every user into this folder."
+        None, "--results", help="Write the table, charts and the ranks of all users' held-out items into this folder."
     ),
     recompute: Path | None = typer.Option(
         None, "--recompute", help="Make the tables again from this file of ranks, or from all such files of a folder."
@@ -379,7 +383,7 @@ def _exit_unless_finished(result: Mapping[str, Any]) -> None:
 
 
 def _recompute(context: typer.Context, path: Path, results: Path | None, hardware: str, *, as_json: bool) -> None:
-    """Shows the studies whose ranks were kept. Raises UsageError for options that the files already decide."""
+    """Shows the studies whose ranks are in `path`. Raises UsageError for options that have no meaning here."""
     from tackboard.bench.quality import run
     from tackboard.bench.quality.kept_ranks import find_kept
     from tackboard.bench.quality.report import report

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tackboard.data.request_layout import Labelled
     from tackboard.events.dataset import Dataset
 
-app = typer.Typer(help="Make and look at datasets.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Make, describe and check datasets.", no_args_is_help=True, rich_markup_mode=None)
 
 Out = Annotated[Path, typer.Option("--out", help="Write into this folder of datasets.")]
 Newest = Annotated[Path, typer.Argument(help="Take the newest snapshot in this dataset's folder.")]
@@ -205,7 +205,7 @@ def data_pseudo_requests(
         str,
         typer.Option("--from", help="Draw the other items from the events of the same `hour`, or from `all` events."),
     ] = "hour",
-    per_user: Annotated[int | None, typer.Option(help="Use this many newest events of each user.")] = None,
+    per_user: Annotated[int | None, typer.Option(help="Use at most this many of each user's newest events.")] = None,
     since: Annotated[str | None, typer.Option(help="Use events from this time on: ISO 8601, or ms since 1970.")] = None,
     action: Annotated[
         list[str] | None, typer.Option(help="Use only events with this action; default: all. Repeatable.")
@@ -216,7 +216,7 @@ def data_pseudo_requests(
     label: Annotated[str, typer.Option(help="Name the label.")] = "next",
     also: Annotated[
         list[str] | None,
-        typer.Option(help="Add a label for this action: 1 for the true item if the user did this. Repeatable."),
+        typer.Option(help="Add a label for this action: 1 for true items whose event has this action. Repeatable."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Draw with this seed.")] = 0,
     json_output: Json = False,
@@ -288,7 +288,9 @@ def data_attributes(
     ] = None,
     group: Annotated[
         str | None,
-        typer.Option(help="For an item without neighbours, use the mean vector of items with the same value of this."),
+        typer.Option(
+            help="Give an item without neighbours the mean vector of the items that agree with it in this attribute."
+        ),
     ] = None,
     max_pairs: Annotated[int, typer.Option(help="Keep at most this many pairs of neighbours in memory.")] = 1 << 25,
     seed: Annotated[int, typer.Option(help="Start the computation of vectors with this seed.")] = 0,
@@ -563,11 +565,13 @@ def data_retain(
         f"forgotten: {counted(result.num_forgotten_removed, 'user')}"
     )
     if result.num_future:
-        typer.echo(f"kept      {counted(result.num_future, 'event')} in the future; `data check` names the rows")
+        typer.echo(f"kept      {counted(result.num_future, 'event')} dated in the future; `data check` names the rows")
     for name in pruned.removed:
         typer.echo(f"removed   {folder / name}")
     for name, run in pruned.kept.items():
         typer.echo(f"kept      {folder / name}: the run {run} is unfinished and needs it")
     if result.num_events_removed and not prune:
-        typer.echo("          older snapshots still hold them; --prune removes snapshots that no unfinished run needs")
+        typer.echo(
+            "          older snapshots still hold these events; --prune removes snapshots that no unfinished run needs"
+        )
     typer.echo(f"dataset   {result.path}")

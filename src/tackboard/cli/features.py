@@ -24,7 +24,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 @app.command("check")
 def features_check(
     spec: Spec,
-    data: Path | None = typer.Option(None, "--data", help="Check that this dataset has the columns, types and ranges."),
+    data: Path | None = typer.Option(None, "--data", help="Check that this dataset has SPEC's columns and ranges."),
     against: str | None = typer.Option(None, "--against", help="Fail if SPEC changes this older SPEC incompatibly."),
     json_output: Json = False,
 ) -> None:
@@ -126,7 +126,7 @@ def features_backfill(
 def features_docs(
     spec: Spec = "",
     models: list[Path] = typer.Option(
-        [], "--models", help="Show what this bundle, run or checkpoint uses. Repeatable."
+        [], "--models", help="Show which features this bundle, run or checkpoint uses. Repeatable."
     ),
     out: Path | None = typer.Option(None, "--out", help="Write to this file; default: features.html."),
     reference: bool = typer.Option(

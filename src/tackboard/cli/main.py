@@ -68,7 +68,8 @@ def _options(
 def run() -> None:
     """Runs one command and exits with its code. This is the entry point of the program."""
     set_thread_environment()
-    # Before torch is imported. When a process loses another one, torch would print its C++ stack above our message.
+    # This must be set before torch is imported. Otherwise, when a process loses another process, torch would print its
+    # C++ stack above our message.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     code = _run_command()
     try:
@@ -77,7 +78,8 @@ def run() -> None:
         _drop_output()
     meeting = sys.modules.get("tackboard.parallel.meeting")
     if meeting is not None and meeting.has_met():
-        # When Python frees its objects, a thread of gloo may still use some, and abort the process (one run in eight).
+        # A thread of gloo may still use some objects when Python frees them, and then abort the process. This happened
+        # in one run of eight.
         sys.stderr.flush()
         os._exit(code)
     raise SystemExit(code)

@@ -142,7 +142,7 @@ def sequences_read(
         None, "--since", help="Show events from this time on: ms since 1970, or ISO 8601."
     ),
     until: str | None = typer.Option(None, "--until", help="Show events before this time: ms since 1970, or ISO 8601."),
-    received_before: str | None = typer.Option(None, "--received-before", help="Show what arrived before this time."),
+    received_before: str | None = typer.Option(None, "--received-before", help="Show events received before a time."),
     fields: str | None = typer.Option(None, "--fields", help="Show these columns, separated by commas; default: all."),
     json_output: Json = False,
 ) -> None:

@@ -187,8 +187,8 @@ def _card(signature: Signature, checkpoint: Checkpoint, stored: Mapping[str, Sto
         )
     lines += [
         f"Reads up to {signature.max_history} events of a history; item ids are {signature.id_type}.",
-        f"Actions it knows: {', '.join(signature.actions)}. Surfaces: {', '.join(signature.surfaces)}. Others count as "
-        "unknown.",
+        f"The model knows the actions {', '.join(signature.actions)} and the surfaces {', '.join(signature.surfaces)}. "
+        "All others count as unknown.",
         config.meaning_of_scores,
     ]
     if signature.purpose == "training":

@@ -1,4 +1,4 @@
-"""Measures what is in the first items of rankings, beside whether they are right.
+"""Measures properties of the first items of rankings that do not depend on whether the items are right.
 
     coverage      share of the catalogue that is among the first items of at least one ranking
     novelty       mean of −log2(share of the training events of an item): 10 means one event in a thousand
@@ -19,7 +19,7 @@ def coverage(top: NDArray[np.int64], num_items: int) -> float:
 
 
 def novelty(top: NDArray[np.int64], counts: NDArray[np.int64]) -> float:
-    """Returns the mean novelty in bits. `counts` [V] are numbers of events; an item without events counts as half."""
+    """Returns the mean novelty in bits. `counts` [V] holds the events of each item; 0 events count as half an event."""
     shares = np.maximum(counts, 0.5) / max(1, int(counts.sum()))
     return float(-np.log2(shares)[top].mean()) if top.size else 0.0
 

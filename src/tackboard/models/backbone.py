@@ -95,8 +95,8 @@ class BackboneConfig:
 def without_unread(values: Any, kind: str) -> Any:
     """Returns flat settings without those that the kind of backbone never reads.
 
-    Older versions stored flat settings, and allowed settings that are never read. `kind` is the kind of backbone if the
-    settings do not name one. Nested settings, which today's version stores, are returned unchanged.
+    Older versions stored flat settings, and allowed settings that are never read. If the settings name no kind of
+    backbone, `kind` applies. Nested settings, which today's version stores, are returned unchanged.
     """
     kind = values.get("backbone", kind) if isinstance(values, dict) else ""
     if not isinstance(kind, str) or kind not in BACKBONES:

@@ -89,14 +89,14 @@ def copy_rows(stored: Stored, target_Rd: torch.Tensor) -> None:
     if stored.shape != target_Rd.shape:
         raise DataError(f"stored rows have shape {tuple(stored.shape)}, not {tuple(target_Rd.shape)}")
     if isinstance(stored, torch.Tensor):
-        target_Rd.copy_(stored)  # It may be a tensor without rows.
+        target_Rd.copy_(stored)  # `copy_range` needs rows, but this tensor may be a single number.
     else:
         copy_range(stored, target_Rd, 0)
 
 
 @torch.no_grad()
 def copy_range(stored: Stored, target_Rd: torch.Tensor, first_row: int) -> None:
-    """Copies the rows of a stored tensor from `first_row` on into `target_Rd`, as many as it has.
+    """Fills `target_Rd` with consecutive rows of a stored tensor, beginning with row `first_row`.
 
     Raises DataError if the stored tensor has too few rows, or rows of another width.
     """
@@ -122,10 +122,10 @@ def copy_range(stored: Stored, target_Rd: torch.Tensor, first_row: int) -> None:
 
 
 def rows_within(rows_N: torch.Tensor, first_row: int, end: int) -> slice:
-    """Returns where the positions from `first_row` up to and without `end` lie in `rows_N`, which rises."""
+    """Returns the slice of `rows_N` (ascending) that holds all of its positions from `first_row` to `end` - 1."""
     if first_row >= end:
         return slice(0, 0)
-    # Both limits are positions of the table, so they fit into the type of `rows_N`. `end` itself may not.
+    # Both limits are positions of the table, so they fit into the type of `rows_N`. `end` itself may not fit.
     low, last = torch.tensor([[first_row], [end - 1]], dtype=rows_N.dtype, device=rows_N.device)
     start, stop = torch.searchsorted(rows_N, low), torch.searchsorted(rows_N, last, right=True)
     return slice(int(start), int(stop))

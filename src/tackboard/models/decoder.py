@@ -3,10 +3,11 @@
 The decoder takes the tokens of all histories end to end [T, D] and the length of each history, and returns hidden
 vectors of the same shape. All layers except attention work on single tokens and run on the packed tokens, so they do no
 work for padding. Attention also takes and returns packed tokens. `ops.packed_attention` chooses how it is computed: by
-kernels for packed rows on a GPU, and on a CPU by padded grids, each of rows of similar length.  The order of tokens
-enters in one of three ways. `learned` adds a vector per position to the tokens, and no row may be longer than the
-number of these vectors. `rotary` rotates queries and keys by their position, so that attention reads distances and a
-row may be longer than any row of training. `none` adds nothing.
+kernels for packed rows on a GPU, and on a CPU by padded grids, each of rows of similar length.
+
+The backbone reads the order of tokens in one of three ways. `learned` adds a vector per position to the tokens, and no
+row may be longer than the number of these vectors. `rotary` rotates queries and keys by their position, so that
+attention reads distances and a row may be longer than any row of training. `none` adds nothing.
 
 Time enters through `time_bias` buckets: each pair of query and key gets a learned number per head, chosen by the time
 from the key to the query (see `LayerStack.forward`). On a CPU the bias has a cost: it is a tensor as large as the
@@ -58,11 +59,11 @@ def rotated(x_THd: torch.Tensor, rotation: Rotation) -> torch.Tensor:
 
 
 class AttentionLayer(nn.Module):
-    """A layer in three parts: what is computed from each token before attention, attention, and what follows.
+    """A layer in three parts: `project` before attention, attention itself, and `finish` after it.
 
-    `project` takes tokens [T, D] and returns queries, keys and values [T, H, d], and what `finish` needs beside the
-    tokens. `finish` takes the tokens, what each of them read [T, H, d], and the last result of `project`. Candidates
-    (`models/crossing.py`) go through the same `project` and `finish`, so they use the same weights.
+    `project` takes tokens [T, D]. It returns queries, keys and values [T, H, d], and one more tensor, or None, for
+    `finish`. `finish` takes the tokens, the result of attention for each token [T, H, d], and this further tensor.
+    Candidates (`LayerStack.cross`) go through the same `project` and `finish`, so they use the same weights.
     """
 
     compiles = True
@@ -76,7 +77,7 @@ class AttentionLayer(nn.Module):
         raise NotImplementedError
 
     def weighing(self, elapsed: Elapsed | None) -> Weighing:
-        """Returns how scores become weights, given the elapsed times, or None for a backbone without a time bias."""
+        """Returns how attention turns scores into weights. `elapsed` is None for a backbone without a time bias."""
         raise NotImplementedError
 
     def forward(
@@ -129,7 +130,7 @@ class Block(AttentionLayer):
 
 @dataclasses.dataclass(frozen=True)
 class KeptTokens:
-    """What later tokens of a row read of the row's first tokens, in memory of its own."""
+    """The keys and values of a row's first tokens, which later tokens of the row attend to."""
 
     layers: list[tuple[torch.Tensor, torch.Tensor]]
     """Keys and values of the tokens [T, H, d] in each layer."""
@@ -155,7 +156,7 @@ class KeptTokens:
 
 @dataclasses.dataclass(frozen=True)
 class ReadContext:
-    """ReadContext rows that a backbone has read: their layout, and what candidates attend to."""
+    """Context rows that a backbone has read: their layout, and the keys and values that candidates attend to."""
 
     layout: RowLayout
     layers: list[tuple[torch.Tensor, torch.Tensor]]
@@ -166,7 +167,7 @@ class ReadContext:
     """The hidden vectors of the context tokens; None if the last layer was skipped."""
 
     def keep(self, num_tokens: int) -> KeptTokens:
-        """Copies what later tokens need of the first tokens of the only row."""
+        """Returns a copy of the keys, values and times of the first `num_tokens` tokens. There must be only one row."""
         # A clone is needed: keys and values may be views of a tensor that also holds the queries.
         layers = [(k_THd[:num_tokens].clone(), v_THd[:num_tokens].clone()) for k_THd, v_THd in self.layers]
         return KeptTokens(layers, None if self.times_T is None else self.times_T[:num_tokens].clone())
@@ -281,7 +282,7 @@ class LayerStack(nn.Module):
     def cross(
         self, x_CD: torch.Tensor, context: ReadContext, crossing: CrossLayout, times_C: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Returns the hidden vectors of candidates [C, D], as if each stood alone at the end of its context row.
+        """Returns the hidden vectors of candidates [C, D], as if each were the only one at the end of its context row.
 
         `times_C` holds the times of the candidates in ms; a backbone with a time bias needs them.
         """
@@ -312,7 +313,7 @@ class LayerStack(nn.Module):
     def _placed(
         self, x_TD: torch.Tensor, layout: RowLayout, places_T: torch.Tensor
     ) -> tuple[torch.Tensor, Rotation | None]:
-        """Returns tokens with their positions, and their rotations. `places_T` holds the place of each in its row."""
+        """Returns the tokens with positions added, and their rotations. `places_T` holds their places in the rows."""
         if self.positions is not None:
             layout.check_fits(self.positions.num_embeddings)
             x_TD = x_TD + functional.embedding(places_T, self.positions.weight)

@@ -1,8 +1,8 @@
-"""Brings a PinFM into a ranker: what PinFM says of a user and a candidate, as one vector per candidate.
+"""Connects a PinFM to a ranker: PinFM reads a user's history and the candidates, and gives one vector per candidate.
 
-    late-last, late-mean   user vector u from the last hidden vector, or from the mean of all: once per request;
-                           the ranker gets u, the item vector z and u ∘ z
-    early                  the candidate becomes a token behind the user's events, so PinFM reads both together;
+    late-last, late-mean   the user vector u comes from the last hidden vector, or from the mean of all hidden vectors;
+                           it is computed once per request; the ranker gets u, the item vector z and u ∘ z
+    early                  the candidate becomes a token after the user's events, so PinFM reads both together;
                            the ranker gets the hidden vector of this token and the candidate's rows
 
 In early fusion the events of a user are read once for all candidates (DCAT): the candidates attend to the keys and
@@ -42,24 +42,24 @@ class FusionConfig:
     """How a ranker uses PinFM."""
 
     kind: Literal["none", "late-last", "late-mean", "early"] = "late-last"
-    """`none`: no PinFM; `late-last`, `late-mean`: a user vector from the last hidden vector or from their mean;
-    `early`: the candidate is a token behind the user's events."""
+    """`none`: no PinFM; `late-last`: a user vector from the last hidden vector; `late-mean`: a user vector from the
+    mean of all hidden vectors; `early`: the candidate is a token after the user's events."""
     content: str = ""
     """Name of a vector feature of the candidate that early fusion adds to the candidate's token; empty means none."""
     content_width: int = 0
-    """Width of this vector."""
+    """Width of the vectors of `content`."""
     learnable_token: bool = False
     """Whether early fusion puts a learned token before the candidate."""
     dcat: bool = True
     """Whether early fusion reads the events of a user once for all candidates. False runs every candidate through the
-    whole sequence: the same scores, slowly, for comparisons."""
+    whole sequence. This gives the same scores, but slowly; it is meant for comparisons."""
     fixed_length: int = 0
-    """Number of slots for context and candidate together. If they need more, the candidate overwrites the oldest
+    """Number of slots for context and candidate together. If they need more slots, the candidate overwrites the oldest
     tokens. 0 means no limit."""
     anchor_stride: int = 1
-    """In early fusion, number of events among which the first event of a history is drawn, if the user has at least
-    model.max_history events. A larger number keeps the first event longer, so that a server can extend contexts that it
-    kept; but a history then has up to anchor_stride - 1 events less. 1 means the newest model.max_history events."""
+    """If this is 1, a history has the newest model.max_history events. With a larger number n (early fusion only), it
+    begins at one of the oldest n of these events, drawn by a hash of times. So the first event stays the same for
+    longer, and a server can extend contexts that it kept. But a history then has up to n - 1 events less."""
 
     def __post_init__(self) -> None:
         check(self.kind in FUSIONS, "model.fusion.kind", self.kind, ", ".join(FUSIONS))
@@ -83,7 +83,7 @@ class FusionConfig:
 
     @property
     def num_added_tokens(self) -> int:
-        """The number of tokens behind the user's events."""
+        """The number of tokens after the user's events."""
         return (1 + self.learnable_token) if self.kind == "early" else 0
 
 
@@ -109,7 +109,7 @@ class Fused(NamedTuple):
 
 
 class Fusion(nn.Module):
-    """Computes the outputs of a PinFM, which stays outside: it has its own place among the ranker's parameters."""
+    """Computes outputs for the ranker from a PinFM. The PinFM is a part of the ranker, not of this module."""
 
     def __init__(self, config: FusionConfig, pinfm: PinFM, *, reads_hidden: bool) -> None:
         """With `reads_hidden`, late fusion also gives the vectors from which u and z are computed."""
@@ -149,10 +149,10 @@ class Fusion(nn.Module):
         needs_hidden: bool,
         kept: KeptTokens | None = None,
     ) -> Fused:
-        """`candidates_CE` holds the candidates' rows. With `needs_hidden` the hidden vectors are always returned.
+        """Returns the outputs for candidates with the rows `candidates_CE`; with `needs_hidden`, also hidden vectors.
 
         `kept` holds the first tokens of the history of the only request, from an earlier request. They must not include
-        the token of the newest event. Only early fusion with DCAT can use them, without `needs_hidden`.
+        the token of the newest event. Only early fusion with DCAT can use `kept`, and only without `needs_hidden`.
         """
         histories = batch.histories
         since_last_U = histories.of_request(SINCE_LAST) if pinfm.config.request_time else None
@@ -229,7 +229,7 @@ class Fusion(nn.Module):
     def _candidate_tokens(
         self, pinfm: PinFM, batch: RequestBatch, candidates_CE: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the tokens of the candidates [C, D], and how far content tokens are from id tokens."""
+        """Returns the tokens of the candidates [C, D], and `Fused.misalignment`."""
         ids_CD = pinfm.enter(candidates_CE)
         if self.content is None:
             return ids_CD, ids_CD.new_zeros(())
@@ -255,7 +255,7 @@ def _tokens_after(
     items_ME: torch.Tensor,
     since_last_U: torch.Tensor | None,
 ) -> Tokens:
-    """Returns the tokens of the histories. With `kept`, returns the tokens of the only history that are not kept."""
+    """Returns the tokens of the histories. With `kept`, there is one history, and its kept tokens are left out."""
     if kept is None:
         return pinfm.tokens_of(histories, items_ME, since_last_U)
     first = kept.num_tokens - 1  # One of the kept tokens is the start token.
@@ -286,7 +286,7 @@ def _row_means(hidden_TD: torch.Tensor, lengths_U: torch.Tensor) -> torch.Tensor
 
 
 def _with_last(tokens: Tokens, lengths_U: torch.Tensor, last_U: torch.Tensor, added_D: torch.Tensor) -> Tokens:
-    """Returns the tokens with one more token at the end of each row. It has the times of the token before it."""
+    """Returns the tokens with a token added at the end of each row. It has the times of the row's last token."""
     num_tokens, num_rows = len(tokens.x_TD), len(lengths_U)
     rows_U = torch.arange(num_rows, device=lengths_U.device)
     places_T = torch.arange(num_tokens, device=lengths_U.device) + _row_of(lengths_U, num_tokens)
@@ -317,7 +317,8 @@ def _read_appended(
     starts_U = lengths_U.cumsum(0) - lengths_U
     total = int(lengths_C.sum())
     of_C = _row_of(lengths_C, total)
-    # Token i of candidate c's copy of its row stands c places further back, because each copy ends with a candidate.
+    # Each candidate gets a copy of its row, and each copy ends with the candidate. So in the joined tokens, the copy
+    # for candidate c begins c places later than it would without candidates.
     places = torch.arange(total, device=of_C.device)
     sources = places - (lengths_C.cumsum(0) - lengths_C)[of_C] + starts_U[request_of_C][of_C]
 

@@ -9,11 +9,11 @@ A model is an `nn.Module` made by its config, a frozen dataclass that derives fr
 
 A model may also have `prepare(batch, generator)`. It returns the batch with further tensors that do not depend on the
 parameters, such as PinFM's targets. The trainer calls it on the CPU before the batch is copied to the device. So the
-host never waits until a GPU knows the length of a tensor. The data step decides the seed of `generator`. `loss` must
-also work on a batch that did not go through `prepare`. If the model has `can_pad = True`, its `prepare` also takes the
-keyword `pad`. If `pad` is true, `prepare` pads the tensors to sizes that repeat, and the loss stays the same. If the
-model also has `can_replay = True`, a step with a padded batch may be recorded as a CUDA graph. This promises that all
-numbers that differ from step to step are in tensors.
+host never waits until a GPU knows the length of a tensor. The seed of `generator` depends only on the run's seed and
+the step number. `loss` must also work on a batch that did not go through `prepare`. If the model has `can_pad = True`,
+its `prepare` also takes the keyword `pad`. If `pad` is true, `prepare` pads the tensors to sizes that repeat, and the
+loss stays the same. If the model also has `can_replay = True`, a step with a padded batch may be recorded as a CUDA
+graph. The model thereby promises that all numbers that differ from step to step are in tensors.
 
 A model that can retrieve derives from `RetrievalModel` and inherits `scores`. For modules with `compiles = True` see
 `compile_parts`.
@@ -84,12 +84,12 @@ class ModelConfig(abc.ABC):
 
     @property
     def anchor_stride(self) -> int:
-        """The stride of the anchors at which histories begin; 1 means that a history has the newest events."""
+        """The stride with which `Events.anchored` chooses histories; 1 means that a history has the newest events."""
         return 1
 
     @property
     def needs_drawn_negatives(self) -> bool:
-        """Whether the loss needs drawn items as negatives. Then training refuses data.uniform_negatives = 0."""
+        """Whether the loss needs drawn items as negatives. If so, training refuses data.uniform_negatives = 0."""
         return False
 
     @property

@@ -168,7 +168,7 @@ def negative_log_weights(
     """
     if not in_batch and len(batch.sampled) == 0:
         raise ConfigError(
-            "the loss has no negatives: model.loss.in_batch_negatives is off and the batch has no uniform ones",
+            "the loss has no negatives: model.loss.in_batch_negatives is off and no items were drawn for the batch",
             fix="--set data.uniform_negatives=1024, or --set model.loss.in_batch_negatives=true",
         )
     drawn_M = torch.zeros(len(batch.item_ids), device=batch.items.device).index_fill(0, batch.sampled, 1.0)
@@ -205,8 +205,8 @@ def info_nce(
     `hidden_AD`, indexed by `pairs.tokens`, is already divided by the temperature. `own` lists the items that are not
     negatives. If `seen_A` is None, `own` comes from `same_user_items` and contains every right item. Otherwise `own`
     comes from `earlier_items`, `seen_A` is the number of events that each token has seen, and only items of these
-    events are taken out. The right item of a pair is never its own negative. `negatives` lists the items that may be
-    negatives; None means all items.
+    events are taken out. The right item of a pair is never a negative of this pair. `negatives` lists the items that
+    may be negatives; None means all items.
     """
     if own is None or seen_A is not None:
         hidden_RD = functional.embedding(pairs.tokens, hidden_AD)
@@ -258,7 +258,7 @@ class SharedItems(Protocol):
     counts_G: torch.Tensor
     """Number of positives of each of these items."""
     totals: tuple[int, ...]
-    """Sums over all processes of the numbers that each of them gave to `ShareItems`."""
+    """The sums, over all processes, of the numbers that each process gave to `ShareItems`."""
 
     def owned(self, items_ME: torch.Tensor) -> torch.Tensor:
         """Returns the rows of the items whose vectors this process computes."""
@@ -428,7 +428,7 @@ def loss_of_targets(
     )
     metrics: dict[str, float | torch.Tensor] = {"temperature": 1.0 / inverse_temperature.detach()}
     if len(targets.parts) > 1:
-        # The numbers of pairs differ from step to step. They are counted on the device, for CUDA graphs.
+        # The numbers of pairs differ from step to step. They are counted on the device, so that CUDA graphs work.
         numbers = torch.arange(len(targets.parts), device=losses_P.device)
         is_of_part = targets.part_of_pair == numbers[:, None]
         means = (is_of_part * losses_P).sum(dim=1) / is_of_part.sum(dim=1).clamp_min(1)

@@ -10,9 +10,9 @@ The model takes a batch of histories. It returns a loss, or vectors of histories
 does not say: each history begins with a learned start token, so the first event is also predicted and an empty history
 has a defined vector. Time enters as the logarithm of the gap to the previous event, in buckets (0 buckets leave time
 out). φ_in's unit vectors are scaled by √width to fit the scale of the residual stream. With `request_time` a token also
-knows the time to the event that it predicts. In training this is the gap of the next event; in a request it is the time
-since the newest event. A token knows nothing else of the future. A server knows this time too, because it knows when a
-request is made.
+knows the time to the event that it predicts. In training this is the gap before the next event; in a request it is the
+time since the newest event. A token knows nothing else about the future. A server knows this time too, because it knows
+when a request is made.
 
 Shapes: B rows, N packed events, T packed tokens (events and start tokens), P predictions, M distinct items, D width,
 E width of the concatenated tables.
@@ -376,7 +376,7 @@ class PinFM(RetrievalModel):
     def with_request(
         self, hidden_PD: torch.Tensor, batch: SequenceBatch, events_P: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Adds the features of requests to hidden vectors: one request per row, or the requests of `events_P`."""
+        """Adds the projected features of requests to hidden vectors. With `events_P`, these events are the requests."""
         if self.request is None:
             return hidden_PD
         features = torch.stack([batch.of_request(name).float() for name in self.config.request_features], dim=-1)

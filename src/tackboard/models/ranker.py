@@ -6,11 +6,12 @@
 
 `fusion` says how PinFM enters, `recent` is a sequence module without pretraining, and `features` are columns of the
 batch. With `start.run` and `start.prefix=pinfm.` the PinFM starts from the parameters of a pretraining run.
-`optimizer.multipliers={"pinfm.": 0.1}` gives it a tenth of the ranker's learning rates; 0 freezes it.
+`optimizer.multipliers={"pinfm.": 0.1}` gives the PinFM a tenth of the ranker's learning rates; 0 freezes the PinFM.
 
 The loss is the mean log-loss of the actions, plus the terms of `extra_loss`: the next-token loss of pretraining on the
-histories, a log-loss of PinFM's outputs alone, their distance to the ranker's prediction, and the distance of content
-tokens to id tokens. For new items, `cold_start` trains with random ids and drops PinFM's outputs of young items.
+histories, the log-loss of a prediction from PinFM's outputs alone, the distance between this prediction and the
+ranker's, and the distance of content tokens to id tokens. For new items, `cold_start` trains with random ids and drops
+PinFM's outputs of young items.
 
 Shapes: U requests, C candidates, M distinct items, K actions, D width, E width of an item's rows, F width of features.
 """
@@ -49,12 +50,12 @@ class HeadConfig:
     labels: tuple[str, ...] = ()
     """The actions whose labels are predicted; empty if the data has only one label."""
     utilities: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Weight of each action's probability in the score of a candidate. Empty: the log odds of the first action."""
+    """Weight of each action's probability in a candidate's score. If empty, a score is the first action's log odds."""
     num_cross_layers: int = 0
     """Number of DCN-v2's cross layers in front of the MLPs."""
     reads: Literal["outputs", "hidden"] = "outputs"
-    """What late fusion gives: `outputs`, the unit vectors that PinFM compares, or `hidden`, also the vectors from which
-    they are computed."""
+    """What late fusion gives: with `outputs`, the unit vectors that PinFM compares; with `hidden`, also the vectors
+    from which the unit vectors are computed."""
     dropout: float = 0.1
     """Share of the hidden layer of each MLP that training drops, 0 to below 1."""
 
@@ -77,8 +78,8 @@ class RankerFeaturesConfig:
     vectors: dict[str, int] = dataclasses.field(default_factory=dict)
     """Features that are vectors, and their widths."""
     ids: dict[str, int] = dataclasses.field(default_factory=dict)
-    """Features that are whole numbers without an order, and the number of rows of the embedding of each. A value beyond
-    the rows takes the row of its remainder."""
+    """Features that are whole numbers without an order, and the number of rows of each feature's embedding. A value
+    takes the row `value mod rows`."""
     id_width: int = 8
     """Width of the embedding of each of `ids`."""
 
@@ -98,8 +99,8 @@ class ColdStartConfig:
     random_id_share: float = 0.0
     """Share of the candidates whose id is replaced by a random id in training. The published value is 0.1."""
     age_feature: str = ""
-    """Name of a feature of the candidate: its age in days at the time of the request, or below 0 if unknown. Empty
-    turns the dropout below off."""
+    """Name of the feature that holds a candidate's age in days at the time of the request, below 0 if unknown. An empty
+    name turns `young_dropout` and `middle_dropout` off."""
     young_dropout: float = 0.7
     """Probability that training drops PinFM's outputs of an item younger than 7 days, or of unknown age."""
     middle_dropout: float = 0.5
@@ -115,15 +116,15 @@ class ColdStartConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExtraLossConfig:
-    """The weights of the losses beside the log-loss of the ranker, which has weight 1. 0 leaves a loss out."""
+    """The weights of further losses; weight 0 leaves a loss out. The log-loss of the ranker has weight 1."""
 
     next_token: float = 0.0
-    """The next-token loss of pretraining, on the histories of the requests; without model.request_features, which are
-    known for requests only."""
+    """The next-token loss of pretraining, on the histories of the requests. It does not read model.request_features,
+    because these are known for requests only."""
     outputs: float = 0.0
     """The log-loss of a linear prediction from PinFM's outputs alone."""
     agreement: float = 0.0
-    """The squared difference between this prediction and the ranker's prediction, as probabilities."""
+    """The squared difference between the prediction of `outputs` and the ranker's prediction, as probabilities."""
     alignment: float = 0.0
     """The distance of content tokens to id tokens, 1 − cosine; needs fusion.content."""
 
@@ -135,7 +136,7 @@ class ExtraLossConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RankerConfig(PinFMConfig):
-    """The settings of a PinFM, and of the ranker around it. The loss of PinFM acts only with extra_loss.next_token."""
+    """The settings of a PinFM, and of the ranker around it. `loss` has an effect only with extra_loss.next_token."""
 
     batch_type: ClassVar[type[Batch]] = RequestBatch
 
@@ -175,7 +176,7 @@ class RankerConfig(PinFMConfig):
         if next_token and not self.loss.in_batch_negatives:
             raise ConfigError(
                 f"model.extra_loss.next_token is {next_token}, but model.loss.in_batch_negatives is off",
-                allowed="allowed: in-batch negatives, because batches of requests have no drawn ones",
+                allowed="allowed: in-batch negatives, because batches of requests have no drawn negatives",
                 fix="--set model.loss.in_batch_negatives=true",
             )
         has_content = bool(self.fusion.content) or not self.extra_loss.alignment
@@ -189,7 +190,7 @@ class RankerConfig(PinFMConfig):
     ) -> RankerConfig:
         """Puts a ranker around the settings of a PinFM, so that it can start from a run with these settings.
 
-        Early fusion needs positions behind the events. They are taken from the history, which becomes shorter.
+        Early fusion needs positions after the events. So the history becomes shorter by the number of these positions.
         """
         settings = {field.name: getattr(pinfm, field.name) for field in dataclasses.fields(pinfm)}
         fusion = fusion or FusionConfig()
@@ -450,12 +451,15 @@ class Ranker(nn.Module):
             raise ConfigError(
                 f"the feature {name} has the shape {shape} for each candidate",
                 allowed="allowed: () for model.features.numbers and ids, (width,) for model.features.vectors",
-                fix="name the feature where its type belongs, and vectors with their widths",
+                fix="list the feature under the setting for its type, and give vectors their widths",
             )
         return values
 
     def _dropped(self, batch: RequestBatch, outputs_CF: torch.Tensor, seed: int) -> torch.Tensor:
-        """Returns the outputs of PinFM without those of some young items, drawn by `seed`. The others are scaled up."""
+        """Returns PinFM's outputs with those of some young items, drawn by `seed`, set to 0.
+
+        The other outputs of young items are scaled up, as usual in dropout.
+        """
         cold = self.config.cold_start
         days_C = self._column(batch, cold.age_feature).float()
         middle_C = torch.where(days_C < 28.0, cold.middle_dropout, 0.0)

@@ -14,18 +14,18 @@ same score. A LayerNorm precedes inner products, as in SASRec's paper; an L2 nor
 code. `mixed` is for catalogues that are too large to score at every step. `mixed` has the negatives and weights of
 PinFM (`losses.py`), but a user's own items stay among the negatives, as in the exact softmax.
 
-`contrastive` is for a comparison of architectures: a rival gets everything of PinFM that is not architecture. It takes
-over the loss with its targets, negatives, popularity correction and masks of own items (`losses.with_targets`,
-`losses.loss_of_targets`), cosines, and the learned temperature. It keeps the plain table that is both input and output,
-the sum of embeddings without maps, the learned positions, the layers, and rows without a start token. So the first
-event of a segment is not predicted. A rival has no surfaces.
+`contrastive` is for a comparison of architectures: a rival gets everything of PinFM that is not architecture. The rival
+takes over the loss with its targets, negatives, popularity correction and masks of own items (`losses.with_targets`,
+`losses.loss_of_targets`), cosines, and the learned temperature. The rival keeps the plain table that is both input and
+output, the sum of embeddings without maps, the learned positions, the layers, and rows without a start token. So the
+first event of a segment is not predicted. A rival does not read surfaces.
 
 The published models read items and their order; HSTU also reads times, including the time of the request. The switches
 `use_actions`, `use_time_gap` and `use_request_time` give a rival the inputs of PinFM except surfaces, so that both can
 be compared on the same inputs. Here the request's time means the time from the newest event to the request. HSTU's bias
 reads this time, as in the public code. SASRec has no input for this time, so a learned vector for the log2 bucket of
-the time is added to the event's output or input. At the input, it passes through the layers. In training, the vector at
-an event stands for the time until the next event, which is known when the next event is predicted.
+the time is added to the event's output or input. At the input, the vector passes through the layers. In training, the
+vector at an event stands for the time until the next event, which is known when the next event is predicted.
 
 Shapes: T packed events, B rows, P predictions, M distinct items, R negatives of a prediction, D width.
 """
@@ -87,7 +87,7 @@ class PlainTableConfig(TableConfig):
     def __post_init__(self) -> None:
         HashConfig.__post_init__(self)
         check(self.num_hashes == 1, "model.tables.num_hashes", self.num_hashes, "1: a plain table")
-        check(self.dim == 0, "model.tables.dim", self.dim, "0, the model's width: set model.width")
+        check(self.dim == 0, "model.tables.dim", self.dim, "0, because rows are as wide as the model: set model.width")
         check(0 < self.init_std < math.inf, "model.tables.init_std", self.init_std, "above 0")
         check(self.storage == "fp32", "model.tables.storage", self.storage, "fp32: a plain table is small")
 
@@ -118,7 +118,7 @@ class SoftmaxConfig(LossConfig):
             value, default = getattr(self, name), getattr(type(self), name)
             check(value == default, f"model.loss.{name}", value, f"{default} with {self.kind}, which does not read it")
         is_counted = not self.streaming_frequencies
-        check(is_counted, "model.loss.streaming_frequencies", True, "false: rivals count the dataset")
+        check(is_counted, "model.loss.streaming_frequencies", True, "false, because rivals count the dataset")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Defines the pieces of a table: the blocks of rows that one process holds, with the live weights and Adagrad sums.
+"""Defines the pieces of a table: the blocks of rows that one process holds, with their weights and Adagrad sums.
 
 A process that trains alone holds a table as one piece with all rows. Otherwise each process holds some pieces, and the
 pieces of all processes together have every row once. A piece has whole rows. The code that saves and loads a table

@@ -66,7 +66,7 @@ class TableConfig(HashConfig):
 
 
 def halved(config: TableConfig) -> TableConfig:
-    """Returns tables of half the width with twice the rows, so with as many parameters.
+    """Returns the settings of tables with half the width and twice the rows, so with the same number of parameters.
 
     A lookup then moves half the bytes, in memory and between processes. Raises ConfigError if the width is odd.
     """

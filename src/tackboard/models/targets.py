@@ -6,7 +6,7 @@ event. The token before an event has seen all earlier events and nothing of this
     events             a    b    c    d
     tokens       ▷    a    b    c    d
     next          ▷→a  a→b  b→c  c→d                    each positive event, from the token before it
-    multi, 3      ▷→b  ▷→c  a→c  a→d  b→d               each positive event, also from the two tokens before that
+    multi, 3      ▷→b  ▷→c  a→c  a→d  b→d               each positive event, from the two tokens before that token
     future, 2    a→b  a→c                               with anchor 1: the next 2 events, from the token after 1 event
 
 Multi-token pairs look past the next event, so that the output vector of a token says what the user will want, not only

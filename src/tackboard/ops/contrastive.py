@@ -40,8 +40,8 @@ class OwnItems:
     The list of group g is items[offsets[g] : offsets[g + 1]] and applies to every sum of the group.
 
     An item may occur more than once in a list. `of_sum` [R] names the group of each sum. `places[o]` is the index of
-    own item o's event in its history, and `seen[r]` is the number of events that sum r has seen. With both, item o is
-    taken out of sum r only if `places[o] < seen[r]`. So the loss keeps a user's later items as negatives.
+    own item o's event in its history, and `seen[r]` is the number of events that sum r has seen. If both are given,
+    item o is taken out of sum r only if `places[o] < seen[r]`. So the loss keeps a user's later items as negatives.
     Implementations get `items` as positions among the K negatives. Position K means that the item is not a negative.
     """
 

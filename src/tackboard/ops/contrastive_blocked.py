@@ -1,4 +1,4 @@
-"""Computes the contrastive loss (see `contrastive`) in blocks of hidden vectors, gradients in the same pass.
+"""Computes the contrastive loss (see `contrastive`) in blocks of hidden vectors, and its gradients in the same pass.
 
 Each hidden vector has one sum over negatives. For a block of hidden vectors, one matrix product gives the scores. The
 scores of own items are overwritten by index, not by a mask of the whole block. Then the scores are replaced by their
@@ -32,8 +32,8 @@ LEAST_SUMS = 256
 MOST_CELLS = 1 << 27
 """Largest number of scores of a block: 512 MiB."""
 LEAST_SUM = 1e-30
-"""A block with a smaller sum of powers is computed again without the items of weight 0. The quotient of a small sum
-would overflow in the gradients."""
+"""If a sum of powers is smaller, its block is computed again without the items of weight 0. The gradients divide by the
+sums, and would overflow with a very small sum."""
 
 
 def contrastive_loss(

@@ -41,7 +41,7 @@ def contrastive_loss(
 def own_mask(own: OwnItems, num_negatives: int) -> torch.Tensor:
     """Returns a matrix [G, K] that says whether each group has each negative (bool).
 
-    With `places`, the matrix holds the smallest place in the group (int32), or 2³¹ - 1 if the group lacks the item.
+    With `places`, the matrix holds the item's smallest place in the group (int32), or 2³¹ - 1 if the group lacks it.
     """
     num_groups, num_own = len(own.offsets) - 1, len(own.items)
     groups_O = torch.repeat_interleave(

@@ -3,11 +3,11 @@
 For a block of hidden vectors, a product gives the scores. A program of the kernel owns the scores of one sum. It takes
 out the user's own items, adds the log weights, and replaces the scores by their exponentials in place. It also computes
 the losses of the sum's pairs and the factor of the sum's gradient. Then two products give the gradients of hidden
-vectors and negatives. So a step has three large products, and the scores of all sums never exist together.
+vectors and negatives. So a step has three large products, and the scores of all sums never exist at the same time.
 
 Decided: kernels that keep the scores in registers and compute them again in the backward pass (four products) were
-built and measured: 59 ms for 65,536 sums × 32,768 items × 512 on an H200, more than three times as long as this way
-(docs/log.md).
+built and measured: they took 59 ms for 65,536 sums × 32,768 items × 512 on an H200, more than three times as long as
+the kernel here (docs/log.md).
 
 Decided: in half precision, products and scores are fp16 and not bf16. The vectors are unit vectors divided by a
 temperature of at least 0.01, so they and their scores fit into fp16, and fp16 rounds scores eight times as finely as

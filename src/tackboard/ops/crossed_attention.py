@@ -7,8 +7,9 @@ attention over the row with the candidate appended. A candidate sees no other ca
     candidates   p           attends to ▷ a b c p
                  q           attends to ▷ a b c q
 
-This is plain PyTorch for every device; `CrossLayout` lays the rows out in grids. Grids of more than TILE_CELLS scores
-are computed a few pieces at a time, and the backward pass computes them again, so memory stays bounded.
+This is plain PyTorch for every device; `CrossLayout` lays the rows out in grids. A grid consists of pieces: groups of
+candidates of one request. A grid of more than TILE_CELLS scores is computed a few pieces at a time, and the backward
+pass computes these pieces again, so memory stays bounded.
 
 Shapes: C candidates, T context tokens, H heads, d width of a head; of a grid: V pieces, c candidates, S tokens.
 """

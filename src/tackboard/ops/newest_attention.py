@@ -1,8 +1,8 @@
 """Computes what the newest tokens of one row read, if keys and values of the row's earlier tokens were kept.
 
 This is plain PyTorch for every device. The result equals that of `packed_attention` for the same tokens, within
-rounding. At most TILE_CELLS scores exist at a time, so memory stays bounded. There is no way back for gradients through
-tokens that were kept, so training does not use this function.
+rounding. At most TILE_CELLS scores exist at a time, so memory stays bounded. Gradients cannot flow back through tokens
+that were kept, so training does not use this function.
 
 Shapes: T tokens of the row, S newest tokens, H heads, d width of a head.
 """

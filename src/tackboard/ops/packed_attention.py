@@ -5,7 +5,7 @@ tokens before it in its row. The output is what each token reads: its weighted s
 
     device, setting                                           way
     CPU                                                       grids of rows of similar length (`_reference`)
-    GPU, with dropout of weights or very wide heads           the same grids; a message says so
+    GPU, with dropout of weights or very wide heads           the same grids; a warning is logged
     GPU, everything else                                      our kernels (`_triton`); the grids if Triton is missing
 
 Decided: our kernels also compute plain softmax attention. For rows of up to 4,096 tokens, torch's kernel for packed
@@ -73,7 +73,7 @@ def with_tiles(elapsed: Elapsed, layout: RowLayout) -> Elapsed:
     """Returns the elapsed times with the buckets of all pairs, so that no layer searches for them again.
 
     Call this function before the layers. It does nothing if our kernels do not run. It also does nothing if a bucket
-    does not fit into a byte or if the buckets do not fit into MAX_TILE_BYTES. Then each program of our kernels searches
+    does not fit into a byte or if the buckets do not fit into MAX_TILE_BYTES; then each program of our kernels searches
     for the buckets that it needs.
     """
     num_bytes = layout.num_tiles * BLOCK * BLOCK

@@ -50,7 +50,7 @@ class Elapsed:
 
 @dataclasses.dataclass(frozen=True)
 class Weighing:
-    """How scores become weights: the biases that are added to ⟨q, k⟩, and the function of the sum."""
+    """How scores become weights: the biases that are added to ⟨q, k⟩, and the function that is applied to the sum."""
 
     pointwise_over: int = 0
     """0 means the softmax of ⟨q, k⟩ / √d + bias. Any other number n means silu(⟨q, k⟩ + bias) / n."""
@@ -136,8 +136,8 @@ _run: Callable[..., torch.Tensor] = _attend_in_groups
 @functools.cache
 def _say_once() -> None:
     _log.warning(
-        "attention on the GPU runs on padded grids, which is slower than our kernels: it drops weights, its heads have "
-        "more than 512 bytes, or Triton is not installed"
+        "attention on the GPU runs on padded grids, which is slower than our kernels. The reason is dropout of weights "
+        "or heads of more than 512 bytes, or Triton is not installed"
     )
 
 

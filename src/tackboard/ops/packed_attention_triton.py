@@ -253,8 +253,8 @@ def backward_kernel(
     """Computes the gradient of one block of queries, or of one block of keys and values.
 
     Tiles are [own, other]: [q, k] for a block of queries, and [k, q] for a block of keys. The program of queries also
-    stores `delta`, which the programs of keys read later. If `BY_BUCKET`, this program also stores its block's sums of
-    the gradient of the bias.
+    stores `delta`, which the programs of keys read later. If `BY_BUCKET`, the program of queries also stores its
+    block's sums of the gradient of the bias.
     """
     head = tl.program_id(1)
     row, start, first, length = _block(block_rows, block_starts, offsets)
@@ -549,8 +549,8 @@ def _settings(
     """Returns the constants of the kernels, the numbers that all of them take, and the tables of biases.
 
     A softmax is computed with powers of 2, so its scores and biases are in units of log 2. Buckets of one head are next
-    to each other in memory, so that few lines of the cache hold them. A missing table is never read, so any tensor may
-    stand for it.
+    to each other in memory, so that they take few cache lines. A missing table is never read, so any tensor may stand
+    for it.
     """
     num_tokens, num_heads, d = q_THd.shape
     width = max(16, triton.next_power_of_2(d))

@@ -89,7 +89,7 @@ def _update(
     eps: float,
     rounding_key: torch.Tensor | int,
 ) -> None:
-    """Moves distinct rows by the totals of their gradients. The totals are overwritten."""
+    """Updates distinct rows with the totals of their gradients. The totals are overwritten."""
     total_Ud.clamp_(-clip_element, clip_element)
     sums_U = sums_R.index_select(0, rows_U).add_(total_Ud.square().mean(dim=1))
     sums_R.index_copy_(0, rows_U, sums_U)

@@ -1,1 +1,1 @@
-"""Training in several processes: who takes part, which process holds which rows, and what is sent between them."""
+"""Trains in several processes: finds them, decides which process holds which rows, and sends rows and gradients."""

@@ -1,8 +1,8 @@
-"""Checks that the processes of a run agree: each states its facts, and all stop before the first step if they differ.
+"""Checks that the processes of a run agree: each states its facts. If facts differ, all stop before the first step.
 
-A fact has a name and a value in words, such as the hash of the code. Decided: the settings are facts of their own, so
-the message names the settings that differ. What may differ on purpose is no fact: rank, host, and paths, because hosts
-may mount the same data at different places. Data is compared by its snapshot, features and code by their hashes.
+A fact has a name and a value in words, such as the hash of the code. Decided: each setting is a fact of its own, so the
+message names the settings that differ. Rank, host and paths are not facts, because they may differ: hosts may mount the
+same data at different places. Data is compared by its snapshot, features and code by their hashes.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ REMEDIES = {
     "the world size": "set the same WORLD_SIZE in the environment of every process",
     "the device": "give every process the same kind of device, or set training.device",
 }
-SAME_PACKAGES = "install the same lock on every host: make distributed"
+SAME_PACKAGES = "install the packages of the same lock file on every host: make distributed"
 FACTS_SHOWN = 3
 PRINT_FIRST_S = 0.5
-"""Head start of process 0 on the way out. A launcher that sees one process end ends the others at once."""
+"""Seconds that the other processes wait, so that process 0 prints its error first. A launcher that sees one process end
+ends the others at once."""
 
 
 def run_facts(world: TrainingWorld, config: Mapping[str, Any], snapshot: str, **more: str) -> dict[str, str]:
@@ -100,7 +101,7 @@ def code_hash() -> str:
 
 def _version(name: str) -> str:
     try:
-        # A local suffix such as +cpu says which build it is; the device is a fact of its own.
+        # A local suffix such as +cpu names the build. It is left out, because the device is a fact of its own.
         return importlib.metadata.version(name).partition("+")[0]
     except importlib.metadata.PackageNotFoundError:
         return "not installed"

@@ -12,7 +12,7 @@ PRECISIONS = ("fp32", "fp16", "bf16", "fp8", "int8", "mx4")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
-    """How tables are divided among processes, and what the processes send each other. One process ignores it."""
+    """How tables are divided among processes, and what processes send each other. A single process ignores this."""
 
     sharding: str = "row"
     """How tables are divided: `row` gives each process a range of rows of every sub-table, `table` gives it whole
@@ -22,7 +22,7 @@ class ParallelConfig:
     backward_precision: str = "fp32"
     """Precision of the rows' gradients on the wire: fp32, fp16, bf16, fp8, int8 or mx4."""
     timeout_s: float = 600.0
-    """Seconds after which a process that waits for another gives up, and says for which."""
+    """Longest time in seconds for which a process waits for another. Then it stops, and its error names the other."""
 
     def __post_init__(self) -> None:
         check(self.sharding in SHARDINGS, "parallel.sharding", self.sharding, ", ".join(SHARDINGS))

@@ -28,7 +28,7 @@ from tackboard.parallel.training_world import TrainingWorld
 
 @dataclasses.dataclass(frozen=True)
 class StepItems:
-    """The items of all processes of a step, and the part of this process in them."""
+    """The items of all processes of a step, and which of these items this process owns."""
 
     owned_O: torch.Tensor
     """Positions, among the items of this process, of the items that it owns."""
@@ -49,7 +49,7 @@ class StepItems:
         return items_ME.index_select(0, self.owned_O)
 
     def gather(self, owned_OD: torch.Tensor) -> torch.Tensor:
-        """Returns the vectors of all items of the step [G, D], given the vectors of the items of this process."""
+        """Returns the vectors of all items of the step [G, D], given those of the items that this process owns."""
         gathered: torch.Tensor = _Gather.apply(owned_OD, self.num_owned, self.world)
         return gathered.index_select(0, self.order_G)
 
@@ -80,8 +80,9 @@ def share_items(
     """Tells the other processes the items of this process's batch, and learns theirs.
 
     Returns the batch with the items that this process keeps, the position of each item of `batch` among the items of
-    all processes [M], and what the step needs. `counts_M` are the positive events of each item. `numbers` are summed.
-    On a GPU another thread prepares batches; it talks over the connections of `ahead` (`for_another_thread`).
+    all processes [M], and the items of the step. `counts_M` holds the number of positive events of each item. `numbers`
+    are summed over the processes. On a GPU another thread prepares batches; it uses the connections of `ahead`
+    (`TrainingWorld.for_another_thread`).
     """
     device, main = batch.item_ids.device, world
     if ahead is not None and threading.current_thread() is not threading.main_thread():

@@ -1,9 +1,9 @@
 """Sums losses, dense gradients and counts over the processes of a step.
 
 The loss of each process is its part of the loss of the whole step, already divided by the number of targets of all
-processes. So losses and gradients are added, not averaged. Decided: loss and gradients travel in one tensor, in one
-sum, which gives every process the same bits. So all guards come to the same verdict, and the dense parameters of all
-processes stay equal without being sent.
+processes. So losses and gradients are added, not averaged. Decided: loss and gradients are summed together, as one
+tensor, and every process gets the same bits. So the guards (`train.guard`) of all processes judge a step alike, and the
+dense parameters of all processes stay equal without being sent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def part_of_mean(output: LossOutput, num_examples: int, world: TrainingWorld) ->
     """Returns this process's part of the mean loss over the examples of all processes, and their total weight.
 
     `output` is the mean over the `num_examples` examples of this process. A process without an example has the part 0,
-    even if its loss is the mean of nothing.
+    even if its loss is NaN, as a mean over no examples may be.
     """
     loss = output.loss
     own = loss.new_tensor(num_examples) if output.weight is None else output.weight.detach().to(loss)
@@ -65,7 +65,7 @@ class GradientSum:
     def add(self, loss: torch.Tensor, has_gradient: Sequence[bool]) -> torch.Tensor:
         """Replaces the gradients by their sums over all processes; returns the sum of the losses.
 
-        A parameter without a gradient in any process keeps none, so the optimiser leaves it alone.
+        A parameter that has no gradient in any process still has none afterwards, so the optimiser does not change it.
         """
         chosen = [parameter for parameter, has in zip(self.parameters, has_gradient, strict=True) if has]
         for parameter in chosen:

@@ -1,14 +1,14 @@
-"""Finds the other processes of a run: the environment that a launcher sets goes in, a `TrainingWorld` comes out.
+"""Finds the other processes of a run. It reads the environment that a launcher sets, and returns a `TrainingWorld`.
 
 torchrun, PyTorchJob and Ray Train set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. srun sets SLURM_PROCID and
 SLURM_NTASKS instead, and the batch script sets the two MASTER variables.
 
 Decided: the processes first meet at a board, a text in the TCPStore of process 0 (or of torchrun's agent). Each process
 appends a line with its number, the size of the world, its host and its PID, so an error can name processes that did not
-come, that came twice, or that count another number of processes. A process that cannot go on appends its reason, and
-the others stop with it. Then the processes connect to each other once within the time of the meeting, and only then
-with `timeout_s`, because the time for connecting is that of the group. Calls of torch that may wait without end run in
-a thread that is given up after that time.
+come, that came twice, or that state another number of processes. A process that cannot go on appends its reason, and
+the others stop with it. Then the processes connect twice: first for a trial, within the time of the meeting, then for
+the run, with `timeout_s`. torch has only one time limit for connecting to a group and for working in it. Calls of torch
+that may never return run in a thread, which is abandoned after the time limit.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ PrefixStore, TCPStore = distributed.PrefixStore, distributed.TCPStore  # type: i
 MEETING_S = 120.0
 """Longest time for the first meeting of the processes, which may start at different times."""
 RESOLVE_S = 15.0
-"""Longest time in which MASTER_ADDR may be unknown. In Kubernetes, a name appears a moment after its pod."""
+"""Longest time for which MASTER_ADDR may be unknown. In Kubernetes, a name appears a moment after its pod."""
 LINE_S = 1.0
-"""Time that a process which cannot go on leaves to the others to read the board."""
+"""Seconds that a process which cannot go on waits before it ends, so that the others can read the board."""
 _has_met = False
 LAUNCHERS = "start the run with torchrun, srun, PyTorchJob or Ray Train (docs/distributed.md)"
 FROM_TORCHRUN = {name: name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")}
@@ -50,7 +50,7 @@ FROM_SLURM = FROM_TORCHRUN | {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASK
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place:
-    """What the environment says about this process. `local_rank` is None if it does not number those of a host."""
+    """What the environment says about this process. `local_rank` is None if it does not number a host's processes."""
 
     rank: int = 0
     size: int = 1
@@ -64,10 +64,10 @@ class Place:
 
 
 def start_world(config: ParallelConfig, device_setting: str, meeting_s: float | None = None) -> TrainingWorld:
-    """Returns the world of this process, with all its processes connected; ALONE if the environment names no others.
+    """Connects all processes of the run and returns their world, or ALONE if the environment names no other process.
 
-    `device_setting` is `training.device`. Raises UsageError if the processes cannot meet within `meeting_s`, which is
-    `parallel.timeout_s`, but at most MEETING_S, if it is None.
+    `device_setting` is `training.device`. Raises UsageError if the processes cannot meet within `meeting_s`. None means
+    `parallel.timeout_s`, but at most MEETING_S.
     """
     place = read_place(os.environ)
     if place.size == 1:
@@ -90,7 +90,7 @@ def start_world(config: ParallelConfig, device_setting: str, meeting_s: float | 
         _connect(store, place, peers, seconds)
     timeout = timedelta(seconds=config.timeout_s)
     store.set_timeout(timeout)  # Groups that are made later meet in this store as well.
-    # TorchRec reads these, and srun does not set them.
+    # TorchRec reads these variables, and srun does not set them.
     local_size = sum(peer.host == peers[place.rank].host for peer in peers)
     numbers = {"RANK": place.rank, "WORLD_SIZE": place.size, "LOCAL_RANK": place.local_rank}
     os.environ.update({name: str(number) for name, number in (numbers | {"LOCAL_WORLD_SIZE": local_size}).items()})
@@ -127,7 +127,7 @@ def end_world(world: TrainingWorld) -> None:
 
 
 def read_place(environment: Mapping[str, str]) -> Place:
-    """Returns the place of this process. Raises UsageError if variables are missing or no numbers."""
+    """Returns the place of this process. Raises UsageError if variables are missing or are not numbers."""
     names = FROM_TORCHRUN
     # A batch script has SLURM_PROCID as well, but only the tasks of srun are processes of a run.
     is_task = "SLURM_PROCID" in environment and ("SLURM_STEP_NUM_TASKS" in environment or "MASTER_ADDR" in environment)
@@ -166,7 +166,8 @@ def _number(text: str, name: str, least: int, largest: int, reason: str = "") ->
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:
-    """Returns what `call` returns. Raises TimeoutError after `seconds`; the call then goes on in a thread, unheeded."""
+    """Returns what `call` returns. Raises TimeoutError after `seconds`; the call then goes on in a thread of its own,
+    and its result is ignored."""
     found: list[T] = []
     raised: list[BaseException] = []
 
@@ -206,7 +207,7 @@ def _open_store(place: Place, deadline: float) -> Any:
         raise UsageError(
             f"{where} (MASTER_ADDR, MASTER_PORT) does not answer as process 0 of a run would",
             allowed="allowed: an address of the host of process 0, and a port that no other program uses",
-            fix="give every process the same two, with another MASTER_PORT",
+            fix="choose another MASTER_PORT; give every process the same MASTER_ADDR and the same MASTER_PORT",
         ) from None
     except RuntimeError as error:
         if "EADDRINUSE" not in str(error):
@@ -220,7 +221,7 @@ def _open_store(place: Place, deadline: float) -> Any:
 
 
 def _check_address(place: Place, deadline: float) -> None:
-    """Raises UsageError if MASTER_ADDR stays unknown."""
+    """Raises UsageError if MASTER_ADDR cannot be resolved within RESOLVE_S."""
     until = min(deadline, time.monotonic() + RESOLVE_S)
     while True:
         try:
@@ -255,15 +256,15 @@ def _unreachable(place: Place, reason: str) -> UsageError:
     return UsageError(
         f"process {place.rank} on {socket.gethostname()} cannot reach {place.address}:{place.port}: {reason}",
         allowed=f"{keeper} must listen there within the time of the first meeting, and no firewall may be in between",
-        fix=f"check that {keeper} runs there, and MASTER_ADDR and MASTER_PORT; this host's interfaces: {_interfaces()}",
+        fix=f"check {keeper} at that address, MASTER_ADDR and MASTER_PORT; this host's interfaces: {_interfaces()}",
     )
 
 
 @contextlib.contextmanager
 def _reason_told(store: Any, rank: int) -> Iterator[None]:
-    """If the block raises an error of this process alone, tells the others, so that they do not wait for it.
+    """If the block raises an error that only this process has, tells the others, so that they do not wait for it.
 
-    Also leaves the others time to read the board, which goes with process 0.
+    Then waits a moment: when process 0 ends, the board is lost, and the others must have read it before that.
     """
     try:
         yield
@@ -330,7 +331,7 @@ def _meet(store: Any, place: Place, deadline: float, seconds: float) -> tuple[Pe
 
 
 def _read_board(store: Any, own: dict[str, Any]) -> str:
-    """Returns the board; writes the line `own` first, and empties it, so that it is written once."""
+    """Returns the board. Before that, writes the line `own`, and empties it, so that no later call writes it again."""
     if own:
         _write(store, own)
         own.clear()
@@ -368,7 +369,7 @@ def _check_board(lines: list[dict[str, Any]], place: Place) -> None:
 
 
 def _plain(error: BaseException) -> str:
-    """Returns what torch says in the first line of an error, without places in its source."""
+    """Returns the first line of torch's error, without the places in torch's source code that it names."""
     return re.sub(r"\[/\S+\] *", "", one_line(str(error).partition("\n")[0]))[:200]
 
 
@@ -386,7 +387,7 @@ def _with_local_rank(place: Place, peers: tuple[Peer, ...]) -> Place:
 
 
 def _device(place: Place, setting: str) -> torch.device:
-    """Returns the device of this process: the CPU, or the GPU whose number is that of the process on its host."""
+    """Returns the device of this process: the CPU, or the GPU with the number that the process has on its host."""
     if setting == "cpu" or (setting == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     num_gpus, number = torch.cuda.device_count(), place.local_rank or 0
@@ -406,7 +407,7 @@ def _device(place: Place, setting: str) -> torch.device:
 
 
 def _connect(store: Any, place: Place, peers: tuple[Peer, ...], seconds: float) -> None:
-    """Connects every process to every other one, once. Raises UsageError if that fails or takes too long."""
+    """Connects every process to every other one, as a trial. Raises UsageError if that fails or takes too long."""
 
     def connect() -> bool:
         distributed.init_process_group(
@@ -423,7 +424,7 @@ def _connect(store: Any, place: Place, peers: tuple[Peer, ...], seconds: float) 
     try:
         within(seconds + 5, connect)
     except (RuntimeError, TimeoutError) as error:
-        with contextlib.suppress(RuntimeError, TimeoutError):  # Another process may know better why.
+        with contextlib.suppress(RuntimeError, TimeoutError):  # Another process may have written the true reason.
             text = within(LINE_S, lambda: _read_board(store, {}))
             _check_board([json.loads(line) for line in text.splitlines()], place)
         others = sorted({peer.host for peer in peers} - {peers[place.rank].host})

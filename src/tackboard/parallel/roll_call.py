@@ -1,12 +1,13 @@
-"""Names the process that is gone or hangs, when the connections of a run break.
+"""Finds out which process is gone or hangs when the connections of a run break.
 
 torch says only that a connection was closed, or that something took longer than the timeout. So a process whose
-communication fails writes a word into the store of the run, waits a moment for the words of the others, and then knows
-more: a process that stopped by an error of its own has said so, and a process without a word is gone or hangs. If any
-process timed out, the silent one hangs (or its host is cut off); if connections were closed, it has ended.
+communication fails writes a note, its word, into the store of the run, and waits a moment for the words of the others.
+Then it knows more: a process that stopped by an error of its own has said so, and a process without a word is gone or
+hangs. If any process timed out, the silent process hangs (or its host is cut off); if connections were closed, the
+silent process has ended.
 
-Decided: this needs no heartbeat. A heartbeat from a thread goes on while the work of its process hangs, and in a
-synchronous run all processes are at the same step, so neither would tell the hung process from those that wait for it.
+Decided: this needs no heartbeat. A heartbeat from a thread goes on while the work of its process hangs. The step number
+would not help either: in a synchronous run, a hung process and those that wait for it are at the same step.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from tackboard.parallel.meeting import within
 from tackboard.parallel.training_world import TrainingWorld, named
 
 GRACE_S = 5.0
-"""Time that a process leaves to the others to write their words. Processes that wait fail at about the same time."""
+"""Seconds that a process gives the others to write their words. Processes that wait fail at about the same time."""
 SAME_ERROR_S = 0.5
-"""Time that a process with an error leaves to process 0 to have the same error."""
+"""Seconds for which a process with an error checks whether process 0 reports the same error."""
 FAREWELL_S = 1.0
-"""Time that process 0 stays after it knows, because others may still read the store that it keeps."""
+"""Seconds that process 0 goes on after it has read the words, because others may still read the store that it keeps."""
 CLOSED = re.compile(r"Connection (closed|reset|refused)|Broken pipe|(Read|Write) error|Socket closed|ncclRemoteError")
 TIMED_OUT = re.compile(r"[Tt]imed out|[Tt]imeout")
 FIX = "then continue with --resume auto"
 
-KEEPER = "it keeps the notes that name a lost process, so another process may have been lost before it"
+KEEPER = "process 0 keeps the notes that name a lost process, so another process may have been lost before process 0"
 
 
 @contextlib.contextmanager
@@ -65,7 +66,7 @@ def broken_by(error: BaseException | None) -> str:
     Errors that caused the error count as well.
     """
     while error is not None:
-        if isinstance(error, RuntimeError):  # torch raises plain RuntimeErrors, and subclasses of it.
+        if isinstance(error, RuntimeError):  # torch raises plain RuntimeErrors, and subclasses of RuntimeError.
             text = str(error)
             if CLOSED.search(text):
                 return "closed"
@@ -98,7 +99,7 @@ def call_roll(world: TrainingWorld, failure: str, doing: str) -> LostProcess:
 
 
 def verdict(world: TrainingWorld, words: dict[int, dict[str, str]], failure: str, doing: str) -> LostProcess:
-    """Returns the error for the words that processes wrote; without any word, the store is gone."""
+    """Returns the error for the words that processes wrote. Without any word, process 0 and its store are gone."""
     at = f" at {doing}" if doing else ""
     stopped = [rank for rank, word in words.items() if word["kind"] == "stopped"]
     silent = [rank for rank in range(world.size) if rank not in words] if words else [0]
@@ -130,12 +131,12 @@ def verdict(world: TrainingWorld, words: dict[int, dict[str, str]], failure: str
             allowed="all processes of a run work together, so this one stops too" if words else KEEPER,
             fix=f"see what it printed last, and whether its host ran out of memory (dmesg); {FIX}",
         )
-    error.is_common = 0 in words or bool(stopped)  # If process 0 did not stop itself, it will say the same.
+    error.is_common = 0 in words or bool(stopped)  # Then process 0 prints this error, or has printed its own.
     return error
 
 
 def _says_first(world: TrainingWorld, reason: str) -> bool:
-    """Returns whether process 0 stops for the same reason as this one, which then need not print it again."""
+    """Returns whether process 0 stops for the same reason as this process. If so, this process need not print it."""
     deadline = time.monotonic() + SAME_ERROR_S
     while not world.is_first and time.monotonic() < deadline:
         if (word := _read(world).get(0)) is not None:

@@ -1,15 +1,15 @@
 """Divides a model's tables among the processes of a run, with TorchRec.
 
-A model declares `HashedTables`. `shard_tables` puts a `ShardedTables` in the place of each of them: each process keeps
-its part of the rows, sends the row ids that it needs to the processes that hold them, and gets the rows back. Fresh
+A model declares `HashedTables`. `shard_tables` replaces each of them by a `ShardedTables`: each process keeps its part
+of the rows, sends the row ids that it needs to the processes that hold the rows, and gets the rows back. Fresh
 rows are a function of (key, row, column), so every process makes its own part, and the same table begins with the same
 rows on any number of processes.
 
-Decided: looked-up rows are leaves of the model's graph. FBGEMM would move a row as soon as its gradient arrives, before
-the guard has judged the step. Here `RowsUpdate.apply` sends the gradients back after the verdict, and sends zeros if
-the step is bad; row-wise Adagrad does not change a row whose gradient is zero. So a bad step moves nothing, as in one
-process, and no run has to go back to a checkpoint. The price: gradients of rows do not travel while the dense part
-still computes its own.
+Decided: looked-up rows are leaves of the model's graph. FBGEMM would update a row as soon as its gradient arrives,
+before the guard (`train.guard`) has judged the step. Here `RowsUpdate.apply` sends the gradients back after the guard's
+verdict, and sends zeros if the step is bad; row-wise Adagrad does not change a row whose gradient is zero. So a bad
+step changes no row, as in one process, and no run has to go back to a checkpoint. The price: gradients of rows are not
+sent while the gradients of the dense part are still being computed.
 
 Decided: TorchRec's module is not a submodule of the model, so `state_dict` and `parameters` hold dense parameters only.
 Tables are saved and loaded by their pieces (`Piece`), whose positions do not depend on the number of processes.
@@ -137,7 +137,7 @@ class ShardedTables(nn.Module):
 
 
 class RowsUpdate:
-    """Sends the gradients of looked-up rows to the processes that hold the rows, which move them.
+    """Sends the gradients of looked-up rows to the processes that hold these rows; those processes update the rows.
 
     It has the methods of `train.optimizers.RowWiseAdagrad`.
     """
@@ -152,7 +152,7 @@ class RowsUpdate:
         self.tables.set_learning_rate(learning_rate)
 
     def apply(self, keep: torch.Tensor) -> None:
-        """Moves rows by the gradients of the lookups since the last step if `keep` is true; otherwise nothing moves."""
+        """Updates rows by the gradients of the lookups since the last step. If `keep` is false, no row changes."""
         pending = list(self.tables.pending)
         self.drop()
         for vectors_MD, leaf_MD in pending:
@@ -189,10 +189,10 @@ def shard_tables(model: nn.Module, world: TrainingWorld, parallel: ParallelConfi
 def measured_balance(
     tables: Mapping[str, ShardedTables], world: TrainingWorld, num_steps: int, busy_s: float
 ) -> BalanceReport | None:
-    """Returns what each process holds and did in `num_steps` steps. All processes call this; None if there is no table.
+    """Returns what each process holds and did in `num_steps` steps, or None without tables. All processes call this.
 
-    Lookups are the rows that a process gave to the processes, itself included. `busy_s` is the CPU time of this
-    process: a process that waits for another one is not busy.
+    Lookups are the rows that a process sent to all processes, including the rows that it gave to itself. `busy_s` is
+    the CPU time of this process: a process that waits for another one is not busy.
     """
     if not tables or not num_steps:
         return None
@@ -204,10 +204,10 @@ def measured_balance(
 
 
 def plan_of(model: nn.Module, world: TrainingWorld, parallel: ParallelConfig, *, items_per_step: int = 0) -> ShardPlan:
-    """Returns the division of a model's tables. Raises UsageError in all processes if one has too little memory.
+    """Returns the division of a model's tables. Raises UsageError in all processes if any has too little memory.
 
-    `items_per_step` is the largest number of items that a step looks up, in all processes, if the plan shall say how
-    many rows each process gives out.
+    `items_per_step` is the largest number of items that a step looks up, in all processes together. If it is 0, the
+    plan does not take lookups into account.
     """
     return plan_tables(
         {name: _config_of(module) for name, module in table_modules(model).items()},
@@ -248,7 +248,8 @@ def _torchrec_tables(
             allowed="one process trains without it",
             fix="make distributed",
         ) from None
-    # TorchRec asks torch whether it is being traced, and torch warns that it may one day answer otherwise.
+    # TorchRec asks torch whether code is being traced, and torch warns that its answer may change in a later version.
+    # This turns the warning off.
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     # The loss is already divided by the number of targets of all processes, so gradients are sums.
     set_gradient_division(False)

@@ -4,21 +4,23 @@ In: the model's tables, how to divide them, the processes and the memory that ea
 which states the blocks of every process; its warnings; its balance as a report; and the same plan in TorchRec's types
 (`torchrec_plan`). The plan is a function of its inputs, so every process makes the same plan by itself.
 
-    row      process r of W holds the rows from r·⌈rows/W⌉ of every sub-table, so the last process may hold fewer
+    row      process r of W holds ⌈rows/W⌉ rows of every sub-table, from row r·⌈rows/W⌉ on; the last may hold fewer
     table    whole sub-tables are dealt; the next goes to the process with the fewest bytes and lookups
     column   every sub-table is cut into at most W blocks of equally many columns, and the blocks are dealt likewise
 
-Of two equal processes, the one on the host with less gets the next block. Bytes are the bytes of rows plus one fp32
-Adagrad sum for each row of a block. (So a table that is divided by column has a sum for each row of each block.)
+If several processes have equally little, the next block goes to the process whose host has the least. Bytes are the
+bytes of rows plus one fp32 Adagrad sum for each row of a block. (So a table that is divided by column has a sum for
+each row of each block.)
 
-FBGEMM decides three of the rules, found by trying (FBGEMM 1.8 on CPU). The width of a block must be a multiple of 4.
-All blocks of one process must be equally wide. A process that holds rows of no sub-table at all may exist only if the
-tables are divided by table or by column: row-wise, the backward pass of such a process fails.
+Three of the rules come from FBGEMM, and were found by trying (FBGEMM 1.8 on CPU). The width of a block must be a
+multiple of 4. All blocks of one process must be equally wide. A process without any rows is possible only if the tables
+are divided by table or by column: if they are divided by row, the backward pass of such a process fails.
 
 Decided: TorchRec's EmbeddingShardingPlanner is left out. It was tried with 2 to 8 equal sub-tables on 2 to 4 processes,
-our topology, the fused kernel and pooling factors of 4,000. Row-wise and table-wise its plans hold the same bytes per
-process as ours. Column-wise it does not cut a sub-table of fewer than 256 columns, so the result is a table-wise plan.
-If it may choose, it chooses row-wise every time, which is our default. It took up to 1.5 s, ours takes milliseconds.
+our topology, the fused kernel and pooling factors of 4,000. Row-wise and table-wise, its plans hold the same bytes per
+process as ours. Column-wise, it does not cut a sub-table of fewer than 256 columns, so the result is a table-wise plan.
+If it may choose the way, it chooses row-wise every time, which is our default. It took up to 1.5 s; our plan takes
+milliseconds.
 """
 
 from __future__ import annotations
@@ -38,10 +40,10 @@ ADAGRAD_SUM_BYTES = 4
 COLUMN_UNIT = 4
 """FBGEMM holds blocks whose number of columns is a multiple of this number."""
 LOPSIDED = 1.2
-"""A plan gets a warning if a process has more than this number of times the mean of all processes."""
+"""A plan gets a warning if a process has more than the mean of all processes multiplied by this number."""
 MAX_HASHES = 64
 MAX_PROCESSES = 4096
-"""The advice of an error names no larger number of processes."""
+"""Errors never advise to use more processes than this."""
 PROCESSES_SHOWN = 6
 SHARDING_TYPES = {"row": "row_wise", "table": "table_wise", "column": "column_wise"}
 """TorchRec's names of the ways to divide tables."""
@@ -123,7 +125,7 @@ def plan_tables(
 def process_memory_bytes(device: torch.device, local_size: int) -> int:
     """Returns the bytes that one process may use for tables: its GPU's free memory, or its share of the host's.
 
-    On CPU, all processes of a host must ask before any of them allocates tables.
+    On CPU, all processes of a host must call this function before any of them allocates tables.
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
@@ -164,7 +166,7 @@ def _deal(
         n: c.dim // (_num_column_blocks(c.dim, world_size) if sharding == "column" else 1) for n, c in tables.items()
     }
     sizes = {name: _block_bytes(config, config.num_rows, widths[name]) for name, config in tables.items()}
-    # A load is a share of all bytes plus a share of all lookups. It is a whole number, so equal loads are equal.
+    # A load is a share of all bytes plus a share of all lookups, scaled to a whole number, so comparisons are exact.
     num_dealt = {name: config.num_hashes * config.dim // widths[name] for name, config in tables.items()}
     all_bytes, all_dealt = sum(sizes[name] * num_dealt[name] for name in tables), sum(num_dealt.values())
     loads, host_loads = [0] * world_size, [0] * math.ceil(world_size / local_size)
@@ -273,7 +275,7 @@ def _remedies(plan: ShardPlan, table: str, memory_bytes: int) -> list[str]:
 def torchrec_plan(plan: ShardPlan, table: str, device_type: str = "cpu") -> Any:
     """Returns a table's part of the plan as an EmbeddingModuleShardingPlan with the fused kernel.
 
-    It belongs to an EmbeddingCollection in which sub-table i has the name `t{i}`.
+    The result is for an EmbeddingCollection in which sub-table i has the name `t{i}`.
     """
     from torch.distributed._shard.metadata import ShardMetadata
     from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
@@ -324,11 +326,11 @@ class BalanceReport:
     sharding: str
     processes: tuple[ProcessLoad, ...]
     largest_to_mean: dict[str, float]
-    """Maps each quantity to the number of the largest process, divided by the mean of all processes."""
+    """Maps each quantity to its largest value in any process, divided by its mean over all processes."""
     warnings: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """Returns the report as the lines of a text table. Warnings are not among them."""
+        """Returns the report, without the warnings, as the lines of a text table."""
         names = list(self.largest_to_mean)
         rows = [["process", *(name.replace("_", " ") for name in names)]]
         rows += [[str(load.rank), *(_shown(name, getattr(load, name)) for name in names)] for load in self.processes]
@@ -376,8 +378,8 @@ def plan_warnings(plan: ShardPlan) -> list[str]:
     found = []
     if any(config.storage != "fp32" for config in plan.tables.values()):
         found.append(
-            "FBGEMM rounds updates of half-precision tables at random without a key, so the same run twice, or a "
-            "resumed run, ends in other bits; --set model.tables.storage=fp32 ends in the same bits"
+            "FBGEMM rounds updates of half-precision tables by random numbers that a repeated or resumed run does not "
+            "repeat, so it ends with other bits; with --set model.tables.storage=fp32 it ends with the same bits"
         )
     sizes = [plan.num_bytes(rank) for rank in range(plan.world_size)]
     lookups = [plan.lookups_per_step(rank) for rank in range(plan.world_size)]

@@ -1,8 +1,8 @@
 """The processes that train one model together, and the few things that they tell each other.
 
 A process finds the others by the environment that torchrun, Slurm, Kubernetes and Ray set: RANK, WORLD_SIZE,
-LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Without them it is alone, and every method below does nothing
-or returns what it was given, so the trainer has no second path for one process.
+LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Without these variables the process is alone. Then every method
+below does nothing or returns what it was given, so the trainer needs no other code for one process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import distributed
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """A process of a run, as an operator finds it."""
+    """Says where an operator finds a process of a run."""
 
     host: str
     pid: int
@@ -68,7 +68,7 @@ class TrainingWorld:
         return found
 
     def gather_tensors(self, tensor: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
-        """Returns the tensors of all processes, by rank. They have one type; `lengths` holds their first sizes."""
+        """Returns the tensors of all processes, by rank. All have the same type; `lengths` holds their lengths."""
         if self.is_alone:
             return [tensor]
         # Gloo gathers tensors of one shape only, so all are padded to the longest.
@@ -91,15 +91,15 @@ class TrainingWorld:
         return box[0]
 
     def wait_for_all(self) -> None:
-        """Returns when every process has come here."""
+        """Returns when every process has called this method."""
         if not self.is_alone:
             distributed.barrier(group=self.host_group)
 
     def for_another_thread(self) -> TrainingWorld:
         """Returns the same processes with connections of their own. All processes call this together.
 
-        Two threads that talk over the same connections do so in an order that differs between processes, and each would
-        get what is meant for the other.
+        If two threads used the same connections, their order could differ between processes, and a thread would receive
+        what is meant for the other.
         """
         if self.is_alone:
             return self
@@ -108,7 +108,7 @@ class TrainingWorld:
 
     @contextlib.contextmanager
     def first_before_others(self) -> Iterator[None]:
-        """Lets the process of rank 0 run the block before the others, which can read the files that it wrote."""
+        """Lets the process of rank 0 run the block first. The others can then read the files that it wrote."""
         if not self.is_first:
             self.wait_for_all()
         yield
@@ -121,7 +121,10 @@ ALONE = TrainingWorld()
 
 
 def named(ranks: Iterable[int], size: int | None) -> str:
-    """Returns the processes of these ranks in words: `process 2 of 4`, `processes 0-2, 5 of 8`; no size if None."""
+    """Returns the processes of these ranks in words: `process 2 of 4`, `processes 0-2, 5 of 8`.
+
+    If `size` is None, the words do not contain it: `process 2`.
+    """
     numbers = sorted(ranks)
     runs: list[str] = []
     for _, members in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):

@@ -1,4 +1,4 @@
-"""Codes looked-up rows and their gradients for the way between processes, and counts the bytes that are sent.
+"""Encodes looked-up rows and their gradients before they are sent to other processes, and counts the bytes.
 
 A process that looks rows up sends row ids to the processes that hold the rows and gets the rows back; later it sends
 the gradients of the rows the same way. TorchRec sends both with an all-to-all and lets a codec change what is sent.
@@ -12,18 +12,19 @@ the gradients of the rows the same way. TorchRec sends both with an all-to-all a
     int8        d codes + 2 of scale          34       66      0.6%
     mx4         d/2 codes + d/32 exponents    17       34      about 11%
 
-Decided: every codec is plain PyTorch, so all devices code alike. FBGEMM's codecs were measured first (CPU, fbgemm
+Decided: every codec is plain PyTorch, so all devices encode alike. FBGEMM's codecs were measured first (CPU, fbgemm
 1.8.0). Its INT8 adds 1e-8 to the range of a row, so its error is 45% on gradients of size 1e-8 and over 200% on smaller
-ones. INT8 turns NaN into a number, FP16 and BF16 turn infinity into one, MX4 does both, and FP8 does not run on a CPU.
+gradients. INT8 turns NaN into a finite number, FP16 and BF16 turn infinity into a finite number, MX4 does both, and FP8
+does not run on a CPU.
 
 Decided: a value that is not finite arrives as a value that is not finite, so that the guard of the training loop sees
-it. In fp8, int8 and mx4 all values that share its scale are lost with it.
+it. In fp8, int8 and mx4, all values that share a scale with this value are lost too.
 
 Decided: fp8 and int8 have one scale for each row. Narrow rows do not share a scale, because TorchRec does not tell a
 codec where the rows for one process end and the rows for the next process begin. So a row of width 16 takes 28.1% of
-the bytes of fp32, and a row of width 8 takes 31.3%. With column-wise sharding, a row is one process's part of it.
+the bytes of fp32, and a row of width 8 takes 31.3%. With column-wise sharding, each process's part counts as a row.
 
-Decided: gradients are multiplied by 2^12 before they become fp16, and divided by it on arrival. The mean loss of a
+Decided: gradients are multiplied by 2^12 before they become fp16, and divided by 2^12 on arrival. The mean loss of a
 large batch has gradients of about 1e-8, and fp16 has no number between 0 and 6e-8. Finite values beyond fp16's range
 become its largest number.
 
@@ -46,9 +47,9 @@ from tackboard.parallel.config import PRECISIONS, ParallelConfig
 DIRECTIONS = ("forward", "backward")
 FP16_GRADIENT_FACTOR = 2.0**12
 MX4_GROUP = 32
-"""Values that share an exponent in mx4, unless the width of a row is no multiple of it."""
+"""Number of values that share an exponent in mx4; fewer if the width of a row is not a multiple of this number."""
 MX4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""What four bits can say, beside the sign."""
+"""The magnitudes that mx4 can express. A code of four bits has a sign and a magnitude."""
 
 
 class Coding(Protocol):
@@ -184,7 +185,7 @@ def coding_of(precision: str, direction: str, width: int) -> Coding:
 
 @dataclasses.dataclass
 class Traffic:
-    """What one direction sent."""
+    """What was sent in one direction."""
 
     rows: int = 0
     payload_bytes: int = 0
@@ -195,10 +196,10 @@ class Traffic:
 class WireCounter:
     """Counts what this process hands to the all-to-all: rows, their gradients and row ids.
 
-    What a process hands over for itself is counted too, although it never leaves the process: with p processes and ids
-    that are spread evenly, the network carries (p - 1) / p of the bytes. A process gets one row back for each id that
-    it sent, so ids are counted by the rows that come back. This also holds where TorchRec sends each distinct id once.
-    TorchRec sends the lengths of bags and the sizes of messages along with ids. They are not counted.
+    Bytes that a process hands over for itself are counted too, although they never leave the process: with p processes
+    and ids that are spread evenly, the network carries (p - 1) / p of the bytes. A process gets one row back for each
+    id that it sent, so ids are counted by the rows that come back. This also holds where TorchRec sends each distinct
+    id once. The lengths of bags and the sizes of messages, which TorchRec sends along with ids, are not counted.
     """
 
     def __init__(self, id_bytes: int) -> None:
@@ -208,7 +209,7 @@ class WireCounter:
         self.traffic = {direction: Traffic() for direction in DIRECTIONS}
 
     def report(self) -> dict[str, Any]:
-        """Returns the counts since the start as plain JSON types. `share` is the part of the bytes of fp32."""
+        """Returns the counts since the start as plain JSON types. `share` is the ratio to the bytes of fp32 rows."""
         ids = self.num_ids * self.id_bytes
         sent = sum(traffic.payload_bytes for traffic in self.traffic.values())
         whole = sum(traffic.fp32_bytes for traffic in self.traffic.values())
@@ -263,9 +264,9 @@ def codecs(
 ) -> dict[str, Any] | None:
     """Returns the `qcomm_codecs_registry` of an EmbeddingCollectionSharder.
 
-    `width` is the width of a row that is sent: that of a table, or of one process's part of it with column sharding.
-    Without a counter, fp32 in both directions needs no codec: None. With one, fp32 rows are sent bit by bit and
-    counted. A precision that does not run on `device` raises ConfigError.
+    `width` is the width of a row that is sent: the width of the table, or, with column sharding, of one process's part.
+    Without a counter, fp32 in both directions needs no codec, and the result is None. With a counter, fp32 rows are
+    sent unchanged and counted. A precision that does not run on `device` raises ConfigError.
     """
     asked = {"forward": config.forward_precision, "backward": config.backward_precision}
     if counter is None and set(asked.values()) == {"fp32"}:
@@ -294,7 +295,7 @@ def _is_able(precision: str, direction: str, width: int, device: torch.device) -
 
 
 def _runs(coding: Coding, width: int, device: torch.device) -> bool:
-    """Says whether a row of ones, which every coding sends almost exactly, comes back."""
+    """Returns whether a row of ones survives coding on this device. Every coding keeps ones almost exactly."""
     try:
         ones_1D = torch.ones(1, width, device=device)
         return torch.allclose(coding.decode(coding.encode(ones_1D)), ones_1D, rtol=0.01)

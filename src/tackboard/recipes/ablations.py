@@ -134,9 +134,9 @@ LADDER: dict[str, tuple[str, ...]] = {
     "layers": ("model.backbone.kind=gpt", "model.backbone.positions=learned"),
     "maps": ("model.maps=mlp",),
 }
-"""Maps each respect in which a shipped recipe may differ from the publication to the published settings. A ladder
-changes one respect after another, in this order. The publication does not give the size, the learning rates and the
-dropout, and does not say how times and positions are read."""
+"""The keys are the respects in which a shipped recipe may differ from the publication; the values are the published
+settings. A ladder changes one respect after another, in this order. The publication does not give the size, the
+learning rates and the dropout, and does not say how times and positions are read."""
 
 
 def as_published(config: RunConfig, *respects: str) -> RunConfig:

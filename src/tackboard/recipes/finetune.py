@@ -3,21 +3,21 @@
     finetune-none            no PinFM: features, and a sequence module of its own over the newest events
     finetune-late-mean       PinFM's user vector, from the mean of the hidden vectors
     finetune-late-last       PinFM's user vector, from the last hidden vector
-    finetune-early           the candidate is a token behind the user's events
+    finetune-early           the candidate is a token after the user's events
     finetune-content         early; the content vector of the candidate is added to its token
-    finetune-content-token   the same, with a learned token before the candidate
+    finetune-content-token   content; a learned token is put before the candidate
     finetune-frozen          late-last; the pretrained part does not learn
     finetune-losses          late-last; the next-token loss of pretraining, a loss of PinFM's outputs alone, and the
                              agreement of these outputs with the ranker are added
     finetune-random-ids      early; a tenth of the candidates get a random id in training (CIR)
-    finetune-dropout         the same; training also drops PinFM's outputs of young items, by their age
-    finetune-cold-start      the same, with content vector and learned token
+    finetune-dropout         random-ids; training also drops PinFM's outputs of young items, by their age
+    finetune-cold-start      dropout; with content vector and learned token
 
-All recipes with early fusion also have a loss of PinFM's outputs alone, and those with a content vector the alignment
-of content tokens with id tokens. Every recipe except the first needs `--from RUN`, where RUN is a run of `demo`. All
-rankers share the rest: the features of `ranking_features`, the sequence module, cross layers, and heads for the next
-item and for a save. The data are requests of `tackboard data pseudo-requests … --also save`. docs/finetuning.md says
-how to run the recipes, and `tackboard bench finetune` compares them.
+All recipes with early fusion also have a loss of PinFM's outputs alone. Recipes with a content vector also have a loss
+that aligns content tokens with id tokens. Every recipe except the first needs `--from RUN`, where RUN is a run of
+`demo`. All rankers share the rest: the features of `ranking_features`, the sequence module, cross layers, and heads for
+the next item and for a save. The data are requests of `tackboard data pseudo-requests … --also save`.
+docs/finetuning.md says how to run the recipes, and `tackboard bench finetune` compares them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Recipes for pretraining on public datasets. `tackboard bench quality` measures the same models.
 
-The settings of MovieLens-1M and Deskdrop were chosen by their results on the validation event (docs/log.md). Of the
-settings of Kakao Brunch, only `model.maps` was chosen in this way, by the validation results of three training runs.
+The settings of MovieLens-1M and Deskdrop were chosen by their results on the users' validation events (docs/log.md). Of
+the settings of Kakao Brunch, only `model.maps` was chosen in this way, by the validation results of three training
+runs.
 
 Before training, `tackboard data import NAME FILE…` writes the dataset to datasets/NAME. docs/pretraining-measured.md
 shows the effect of each choice.

@@ -269,7 +269,7 @@ def test_retain_drops_old_events_and_then_older_snapshots(tackboard: Program, te
     new = open_dataset(ten_days)
     assert answer.out == (
         "left out  22 events and 1 user; forgotten: 1 user\n"
-        "          older snapshots still hold them; --prune removes snapshots that no unfinished run needs\n"
+        "          older snapshots still hold these events; --prune removes snapshots that no unfinished run needs\n"
         f"dataset   {new.path}\n"
     )
     assert (new.num_events, new.num_users) == (8, 2)
@@ -294,7 +294,7 @@ def test_a_wrong_clock_costs_nothing(tackboard: Program, make_dataset: Make, tmp
     answer = tackboard("data", "retain", dataset, "--days", "4")
     assert answer.code == 0
     assert "left out  5 events and 0 users" in answer.out
-    assert "kept      1 event in the future; `data check` names the rows" in answer.out
+    assert "kept      1 event dated in the future; `data check` names the rows" in answer.out
     times = open_dataset(dataset).read_events(["time_ms"])["time_ms"].to_pylist()
     assert times == [*(START_MS + day * DAY_MS for day in range(5, 10)), FUTURE_MS]
     assert tackboard("data", "retain", dataset, "--days", "4", "--json").json()["num_future"] == 1

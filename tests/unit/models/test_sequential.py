@@ -434,7 +434,7 @@ def test_losses_without_the_items_they_need_are_refused(histories: Histories) ->
         ({"loss": {"kind": "sampled", "multi_token_weight": 0.1}}, "0.0 with sampled"),
         ({"loss": {"kind": "contrastive", "num_negatives": 4}}, "128 with contrastive"),
         ({"loss": {"kind": "contrastive", "temperature": 0.1}}, "0.05 with contrastive"),
-        ({"loss": {"kind": "contrastive", "streaming_frequencies": True}}, "rivals count the dataset"),
+        ({"loss": {"kind": "contrastive", "streaming_frequencies": True}}, "because rivals count the dataset"),
         ({"loss": {"kind": "contrastive", "future_token_weight": 1.0}}, "below max_history 9"),
     ],
 )
