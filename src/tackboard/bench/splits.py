@@ -38,7 +38,7 @@ class SplitPlan:
 SPLIT_PLANS = {
     "ml-1m": SplitPlan(
         recipe="ml-1m",
-        settings=(*SMALL, "model.tables.num_rows=4096", "data.uniform_negatives=1024", "training.precision=fp32"),
+        settings=(*SMALL, "model.tables.num_rows=4096", "model.tables.dim=16", "data.uniform_negatives=1024"),
         cut="0.9",
         tokens=1_000_000,
         tokens_per_step=4096,

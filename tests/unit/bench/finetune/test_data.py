@@ -23,7 +23,9 @@ from tackboard.events.synthetic.world_items import CONTENT_WIDTH
 
 def test_the_world_and_the_rules_are_frozen() -> None:
     rules = {name: dataclasses.asdict(source.config) for name, source in SOURCES.items()}
-    text = json.dumps([to_dict(WORLD), data.SPLIT_DAY, rules], sort_keys=True)
+    # This setting came after the results were published, and it is off.
+    world = {name: value for name, value in to_dict(WORLD).items() if (name, value) != ("item_half_life_hours", 0.0)}
+    text = json.dumps([world, data.SPLIT_DAY, rules], sort_keys=True)
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "befd19a87a8848d7", (
         "the world or the rules of requests changed: published results no longer belong to them. Measure again."
     )
