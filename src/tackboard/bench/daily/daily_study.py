@@ -30,7 +30,7 @@ from tackboard.core.progress import say
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.source import open_sequences
 from tackboard.data.time_split import HOUR_MS, shown_instant
-from tackboard.evaluation.baselines import WINDOWS_H, RecentPopularity
+from tackboard.evaluation.baselines import WINDOWS_H, RecentlySeen, RecentPopularity
 from tackboard.evaluation.judged_events import JudgedEvents, events_between, first_seen
 from tackboard.evaluation.live_counts import LiveCounts
 from tackboard.evaluation.live_head import LiveFeatures, fit_live_head
@@ -44,8 +44,9 @@ from tackboard.models.stored_parameters import restore_model
 from tackboard.train.config import config_from_json
 
 LIVE, COUNTED = "recent popularity, live", "recent popularity, frozen"
+SEEN, ALONE = "recently seen", "live head without a model"
 FROZEN, RETRAINED, CONTINUED, HEAD = "frozen", "retrained", "continued", "continued, live"
-ARMS = (LIVE, COUNTED, FROZEN, RETRAINED, CONTINUED, HEAD)
+ARMS = (LIVE, COUNTED, SEEN, FROZEN, RETRAINED, CONTINUED, ALONE, HEAD)
 USER_STREAM = 45
 """Random stream of the draw of judged users."""
 NUM_FITTED = 1000
@@ -177,15 +178,20 @@ class DailyStudy:
         fitted = judge.events(before_ms, begin, at_most=NUM_FITTED)
         live_h, live = judge.recent(fitted, known_until=begin)
         frozen_h, counted = judge.recent(fitted, known_until=begin, frozen=(before_ms, begin))
-        ranks = {LIVE: judge.ranks(live, judged), COUNTED: judge.ranks(counted, judged)}
+        counts = {LIVE: live, COUNTED: counted, SEEN: RecentlySeen(judge.sequences).score}
+        ranks = {arm: judge.ranks(score, judged) for arm, score in counts.items()}
         for arm, run in runs.items():
             own = self._judge_of(run)
             ranks[arm] = own.ranks(own.model(run), judged)
         own = self._judge_of(yesterday)
-        head = fit_live_head(own.features(before_ms), own.model(yesterday), fitted)
-        if head is None:
-            raise DataError(f"{self.plan.dataset} has no event before {shown_instant(begin)} that could fit the head")
-        ranks[HEAD] = judge.ranks(head.scores(judge.features(begin), judge.model(runs[CONTINUED])), judged)
+        for arm, before, now in (
+            (HEAD, own.model(yesterday), judge.model(runs[CONTINUED])),
+            (ALONE, judge.no_model, judge.no_model),
+        ):
+            head = fit_live_head(own.features(before_ms), before, fitted)
+            if head is None:
+                raise DataError(f"{self.plan.dataset} has no event before {shown_instant(begin)} to fit the head on")
+            ranks[arm] = judge.ranks(head.scores(judge.features(begin), now), judged)
         ages = judge.sequences.events.times[judged.events] - judge.appears_ms[judged.items(judge.sequences)]
         facts = {
             "num_events": len(judged),
@@ -194,7 +200,6 @@ class DailyStudy:
             "item_age_h": float(np.median(ages) / HOUR_MS),
             "live_h": live_h,
             "frozen_h": frozen_h,
-            "head": head.weights,
         }
         return {**ranks, "users": judged.users}, facts
 
@@ -241,6 +246,10 @@ class Judge:
         known = self.appears_ms < checkpoint.state["lineage"]["until_ms"]
         return rank_model(model, self.sequences, config.model.tables, config.model.max_history, known=known)
 
+    def no_model(self, judged: JudgedEvents) -> NDArray[np.float32]:
+        """Returns zeros as the scores of all items."""
+        return np.zeros((len(judged), len(self.appears_ms)), dtype=np.float32)
+
     def features(self, until_ms: int) -> LiveFeatures:
         """Returns the features of the head for a model that was trained before `until_ms`."""
         return LiveFeatures(self.sequences, self.appears_ms < until_ms)
@@ -270,6 +279,11 @@ class Judge:
         )
 
 
+def _interval(mine: NDArray[np.float64], base: NDArray[np.float64]) -> list[float]:
+    found = paired_bootstrap(mine, base, num_resamples=NUM_RESAMPLES)
+    return [found.mean, found.low, found.high]
+
+
 def pooled(periods: list[dict[str, Ranks]]) -> list[dict[str, Any]]:
     """Returns the figures of each arm over all periods, and its difference to live recent popularity.
 
@@ -290,8 +304,9 @@ def pooled(periods: list[dict[str, Ranks]]) -> list[dict[str, Any]]:
             mine, base = per_user(arm, measure), per_user(LIVE, measure)
             row[name] = float(mine.mean())
             if arm != LIVE:
-                found = paired_bootstrap(mine, base, num_resamples=NUM_RESAMPLES)
-                row[f"{name}_difference"] = [found.mean, found.low, found.high]
+                row[f"{name}_difference"] = _interval(mine, base)
+            if arm == HEAD:
+                row[f"{name}_over_alone"] = _interval(mine, per_user(ALONE, measure))
         row["periods_won"] = sum(
             bool(hits(period[arm], TOP).mean() > hits(period[LIVE], TOP).mean()) for period in periods
         )

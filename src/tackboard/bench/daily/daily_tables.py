@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tackboard.bench.daily.daily_study import ARMS, CONTINUED, FROZEN, HEAD, LIVE, NUM_FITTED, NUM_RESAMPLES, RETRAINED
+from tackboard.bench.daily.daily_study import (
+    ALONE,
+    ARMS,
+    CONTINUED,
+    FROZEN,
+    HEAD,
+    LIVE,
+    NUM_FITTED,
+    NUM_RESAMPLES,
+    RETRAINED,
+)
 from tackboard.bench.report import Report, Table
 from tackboard.report.svg import Line, Tone, line_chart
 
@@ -31,9 +41,10 @@ def daily_report(result: Mapping[str, Any]) -> Report:
             f"Each trained arm may read {plan['tokens']:,} tokens over all periods: `{FROZEN}` all of them before the "
             f"first cut, `{RETRAINED}` an equal part for each period, from random parameters, and `{CONTINUED}` half "
             "of them up to one period before the first cut and an equal part of the rest for each period.",
-            f"`{HEAD}` is the model of `{CONTINUED}` with live counts. Its weights are fitted to at most "
-            f"{NUM_FITTED:,} events of the period before, with the model of the period before. The windows of recent "
-            "popularity are chosen on the same events.",
+            f"`{HEAD}` is the model of `{CONTINUED}` with live counts, ages and the user's own items. Its weights are "
+            f"fitted to at most {NUM_FITTED:,} events of the period before, with the model of the period before. "
+            f"`{ALONE}` has the same head, but no model. The windows of recent popularity are chosen on the same "
+            "events.",
         ],
         tables=[
             Table(
@@ -61,7 +72,7 @@ def daily_report(result: Mapping[str, Any]) -> Report:
                 "CPU s: all commands, with start-up",
             ),
         ],
-        notes=[_verdict(result)],
+        notes=[_verdict(result), _worth_of_the_model(result)],
         charts={"hr10": _chart(result)},
     )
 
@@ -77,12 +88,23 @@ def _verdict(result: Mapping[str, Any]) -> str:
     )
 
 
+def _worth_of_the_model(result: Mapping[str, Any]) -> str:
+    """Says what the model adds to the live head."""
+    (row,) = (row for row in result["arms"] if row["arm"] == HEAD)
+    shown = (f"{name.upper()} {_shown(row[f'{name}_over_alone'])}" for name in ("hr@10", "ndcg@10"))
+    return f"What the model adds to the live head (`{HEAD}` against `{ALONE}`): {', '.join(shown)}"
+
+
+def _shown(difference: Sequence[float]) -> str:
+    mean, low, high = difference
+    return f"{mean:+.4f} [{low:+.4f}, {high:+.4f}]"
+
+
 def _pooled_row(row: Mapping[str, Any], num_periods: int) -> tuple[str, ...]:
     cells = [row["arm"]]
     for name in ("hr@10", "ndcg@10"):
-        mean, low, high = row.get(f"{name}_difference", (None, None, None))
-        shown = "" if mean is None else f"{mean:+.4f} [{low:+.4f}, {high:+.4f}]"
-        cells += [f"{row[name]:.4f}", shown]
+        difference = row.get(f"{name}_difference")
+        cells += [f"{row[name]:.4f}", "" if difference is None else _shown(difference)]
     return (*cells, "" if row["arm"] == LIVE else f"{row['periods_won']} of {num_periods}")
 
 

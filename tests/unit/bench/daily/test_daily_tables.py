@@ -20,6 +20,8 @@ def result(low: float) -> dict[str, Any]:
         row: dict[str, Any] = {"arm": arm, "periods_won": 1, **figures[arm]}
         if arm != LIVE:
             row |= {"hr@10_difference": [0.02, low, 0.04], "ndcg@10_difference": [0.02, low, 0.04]}
+        if arm == HEAD:
+            row |= {"hr@10_over_alone": [0.01, 0.005, 0.015], "ndcg@10_over_alone": [0.0, -0.01, 0.01]}
         rows.append(row)
     return {
         "bench": "daily",
@@ -40,6 +42,7 @@ def test_the_report_says_whether_the_aim_is_met(tmp_path: Path) -> None:
     assert "Met: the best arm is" in report.notes[0] and HEAD in report.notes[0]
     lines = "\n".join(table_lines(report))
     assert "+0.0200 [+0.0100, +0.0400]" in lines and "1 of 12" in lines and "25.0%" in lines
+    assert "HR@10 +0.0100 [+0.0050, +0.0150]" in report.notes[1]
     path = write_result(report, tmp_path, "cpu")
     assert (tmp_path / f"{path.stem}_hr10.svg").exists()
     assert "Not met" in daily_report(result(low=-0.01)).notes[0]
