@@ -33,8 +33,8 @@ NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.E
 """The errors of a file system without locks."""
 
 _held: dict[str, object] = {}
-"""Lock files that this process holds. This is needed because the kernel would grant a process its own lock a second
-time, and would drop the lock when the process closes either descriptor."""
+"""Lock files that this process holds. Without this record, the kernel would grant the process the same lock a second
+time. Closing either of the two descriptors would then drop the lock."""
 
 
 @contextlib.contextmanager
@@ -78,7 +78,7 @@ def wait_for_lock(path: Path, timeout_s: float = float("inf")) -> Iterator[bool]
 
 
 def silence_to_wait_for(path: Path) -> float:
-    """Returns how many more seconds another host's lock file must stay untouched to be free; 0 if there is none."""
+    """Returns for how many more seconds another host's lock must stay untouched to be free; 0 without such a lock."""
     try:
         if path.read_bytes() == _host():
             return 0.0
@@ -187,7 +187,7 @@ def _heartbeat(descriptor: int) -> Iterator[None]:
 
 
 def _host() -> bytes:
-    """Returns a hash of this host's boot id, which all its containers share. Without this id, hashes the host name."""
+    """Returns a hash of this host's boot id, which its containers share; without a boot id, a hash of the host name."""
     try:
         identity = Path("/proc/sys/kernel/random/boot_id").read_bytes()
     except OSError:

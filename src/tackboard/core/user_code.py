@@ -36,7 +36,7 @@ def load_code(path: Path, sha256: str | None = None) -> ModuleType:
         raise UsageError(
             f"{path} is not the file that this model was trained with",
             allowed="its SHA-256 differs from the recorded one, so it was not run",
-            fix=f"if you changed it on purpose, name it: --code {path}",
+            fix=f"if you changed the file on purpose, name it: --code {path}",
         )
     name = f"{USER_MODULE_PREFIX}{hashlib.sha256(f'{source} {digest}'.encode()).hexdigest()[:12]}"
     if name in sys.modules:

@@ -190,7 +190,7 @@ class Events(Entity):
         return self._chosen(Expression("newest", (self._view,), {"count": count}))
 
     def anchored(self, count: int, stride: int) -> Events:
-        """Chooses the newest `count` events from an anchor on, which is one of the oldest `stride` of these events."""
+        """Chooses the newest `count` events, without the events before an anchor (one of the oldest `stride`)."""
         return self._chosen(Expression("anchored", (self._view,), {"count": count, "stride": stride}))
 
     def matching(self, column: Expression, value: Any) -> Events:

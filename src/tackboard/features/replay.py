@@ -4,8 +4,8 @@ The batch executor computes the features of each logged request again. It sees e
 request. The result is compared bit for bit with the served features. A difference has one of three reasons:
 
     late        The difference vanishes if the batch executor also sees late events, which happened before the request
-                but were received after it. Either the server had these events earlier than the log, or the received
-                times in the dataset are wrong.
+                but were received after it. Either the server received these events earlier than the log did, or the
+                received times in the dataset are wrong.
     attributes  The feature reads attributes of the user or item, and the dataset has none for the request's time.
     skew        Any other difference. Serving and training compute different values.
 

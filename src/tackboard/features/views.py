@@ -119,7 +119,7 @@ class View:
         """Returns a view of the last `count` events of each row, from the row's anchor on. `times` [events] are in ms.
 
         The anchor is drawn among the oldest `stride` of these events, by a hash of their times. So the same event stays
-        the anchor of a growing row for a while. A row with fewer events than `count` has all events.
+        the anchor of a growing row for a while. A row with fewer than `count` events keeps all its events.
         """
         view = self.newest(count)
         full = np.flatnonzero(view.lengths == count)
@@ -283,9 +283,9 @@ class Visibility:
     def view(self, owners: Positions, request_ms: Positions, newest: int | None = None) -> View:
         """Returns the events that each request sees. `owners` is -1 for users without events.
 
-        A caller that gives `newest` promises to read at most that number of newest events per request. Where the index
-        lists the events of a request one by one, the promise allows it to leave out older events. The result of
-        `view.newest(newest)` is the same with and without the promise.
+        A caller that gives `newest` promises to read at most that number of newest events per request. If the index has
+        to list the events of a request one by one, older events may then be left out of this list. The result of
+        `view.newest(newest)` is the same with and without `newest`.
         """
         offsets, received = self._offsets, self._received
         known = owners >= 0

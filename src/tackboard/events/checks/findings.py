@@ -48,7 +48,7 @@ RULES: dict[str, Rule] = {
     ),
     "position-range": Rule("error", "rows have a {} below 0", "positions count from 0: correct the log"),
     "not-finite": Rule("error", "rows have a {} that is not finite", "leave such values empty in the log"),
-    "id-mismatch": Rule("error", "rows have a {} that is not the id of the name beside it", IMPORT_AGAIN),
+    "id-mismatch": Rule("error", "rows have a {} that belongs to another name than the row's name", IMPORT_AGAIN),
     "not-sorted": Rule("error", "rows are not in the order of {}", IMPORT_AGAIN),
     "duplicate-event": Rule(
         "warning",

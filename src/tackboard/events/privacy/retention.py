@@ -148,7 +148,7 @@ class _Writer:
         self._write_events(staging)
         if not self._num_rows:
             raise DataError(
-                f"no event of {self._dataset.path} would remain", fix="give more --days, or remove the dataset"
+                f"no event of {self._dataset.path} would remain", fix="give a larger --days, or remove the dataset"
             )
         offsets = np.concatenate([[0], np.cumsum(self._num_rows)]).astype(np.int64)
         layout = Layout(np.array(self._first_users, dtype=np.int64), {"events": offsets})
