@@ -65,7 +65,7 @@ _DIGEST = "__tackboard_sha256__"
 
 
 def _with_line(error: BaseException, path: Path, source: str) -> UsageError:
-    """Returns a UsageError for an error in the user's code. It shows the line, and the file as the user named it."""
+    """Returns a UsageError for an error in user code. The message shows the line, and the path that the user gave."""
     what = f"{type(error).__name__}: {one_line(str(error))[:300]}"
     fix = f"`python {path}` shows the same error"
     place = line_of_user_code(error)

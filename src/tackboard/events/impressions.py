@@ -44,7 +44,7 @@ ROWS_NAMED = 3
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """The impressions of some files. `table` has the columns `COLUMNS`, and its rows are sorted by them.
+    """The impressions of some files. `table` has the columns `COLUMNS`, and its rows are sorted by these columns.
 
     `users` and `items` hold the distinct raw ids, in the types of the events' ids.
     """

@@ -210,7 +210,7 @@ class Events(Entity):
     collect = _aggregate("collect", "The values of the column in all the events, oldest first.")
 
     def decayed_sum(self, column: Any, *, half_life: Duration) -> Expression:
-        """Returns the weighted sum of the column. The weight of an event halves each time it gets `half_life` older."""
+        """Returns the weighted sum of the column. An event's weight halves with every `half_life` of its age."""
         (whole_ms,) = duration_ms("decayed_sum(half_life={})", half_life)
         return Expression("decayed_sum", (self._view, column), {"half_life_ms": whole_ms})
 

@@ -371,7 +371,7 @@ class _Replayer:
 def _groups(
     records: Iterator[LoggedRequest], report: ReplayReport, max_requests: int | None
 ) -> Iterator[list[LoggedRequest]]:
-    """Yields the records in groups that fit into memory. Counts them in the report, and stops at `max_requests`."""
+    """Yields the records in groups that fit into memory. The report counts the records. Stops at `max_requests`."""
     group: list[LoggedRequest] = []
     num_candidates = 0
     for record in records:
@@ -388,7 +388,7 @@ def _groups(
 
 
 def _absent_columns(dataset: Dataset, plan: Plan) -> dict[str, str]:
-    """Finds the features that read a column that the dataset lacks. Maps each of them to its first absent column."""
+    """Returns the features that need a column that the dataset lacks, and maps each to its first absent column."""
     stored: dict[str, set[str]] = {"event": {*EVENT_COLUMNS, *dataset.fields}}
     for entity in ("user", "item"):
         history, newest = dataset.path / f"{entity}_history.parquet", dataset.path / f"{entity}s.parquet"

@@ -167,8 +167,8 @@ class View:
         starts = np.where(found, group_bounds[group], 0)
         ends = np.where(found, group_bounds[group + 1], 0)
         # Within a group the events keep their order. A row that sees only a part of its segment also sees only a part
-        # of its group. `numbers` combines the group and the old place of each event and is ascending, so one search in
-        # it finds the starts of all rows, and another search finds the ends.
+        # of its group. Each entry of `numbers` combines an event's group and its old place. `numbers` is ascending, so
+        # one search finds the starts of all rows, and another search finds the ends.
         narrow_start = not np.array_equal(self.starts, self.bounds[self.segments])
         narrow_end = not np.array_equal(self.ends, self.bounds[self.segments + 1])
         if narrow_start or narrow_end:

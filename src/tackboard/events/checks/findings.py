@@ -1,8 +1,8 @@
 """This module holds the rules for a snapshot, and collects findings, which say that rows or files break a rule.
 
-RULES holds every rule of `tackboard data check`, and what to do if the rule is broken. Decided: a rule is an error if
-breaking it stops training or serving, or makes their results wrong. A rule is a warning if the data may be correct, but
-somebody should look at the data. A finding names files, columns, days, row numbers and counts, never a user.
+RULES holds every rule of `tackboard data check`, and what to do if the rule is broken. Decided: a broken rule is an
+error if it stops training or serving, or makes results wrong. A broken rule is a warning if the data may be correct,
+but somebody should look at the data. A finding names files, columns, days, row numbers and counts, never a user.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ WITHOUT_USERS = (
     *("item_history.parquet", "features.json", "labels.json", "pseudo_requests.json", "attributes.json"),
     TRUTH,
 )
-"""Files that name no user. The new snapshot keeps them unchanged, but drops TRUTH if old events are removed."""
+"""Files that name no user. They stay unchanged in the new snapshot, but TRUTH is left out if old events are removed."""
 MAX_DAYS = 36_500
 Ints = NDArray[np.int64]
 Spans = tuple[Ints, Ints, Ints, Ints]
