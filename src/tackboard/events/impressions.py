@@ -210,7 +210,7 @@ def open_impressions(dataset: Dataset, shown: str | None = None) -> Impressions:
         raise DataError(
             f"{dataset.path} does not say what was shown",
             allowed="either import the log again with `tackboard init … --impressions FILE`",
-            fix="or name the action that means shown, e.g. --shown view",
+            fix="or name the action that means that an item was shown, e.g. --shown view",
         )
     with reading(path):
         types = pq.read_schema(path)

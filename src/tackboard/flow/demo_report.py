@@ -276,7 +276,7 @@ def _add_lift(section: Section, outcome: Outcome) -> None:
 def _add_serving(section: Section, outcome: Outcome) -> None:
     section.text(
         "The ranker on PinFM is served. Requests went through the unmodified public client tritonclient over HTTP, one "
-        "after another on one connection, from this machine. Each carries the known events of one user, "
+        "after another on one connection, from this machine. Each request has the known events of one user, "
         f"{outcome.num_candidates:,} candidates and their attributes. PinFM reads the user once per request; the "
         "ranker's own sequence module reads the user's newest events once per candidate."
     )
@@ -316,8 +316,8 @@ def _add_features(section: Section, outcome: Outcome) -> None:
     features = read_features(bundle)
     replayed, trimming = outcome.stages["replay"], outcome.stages["finetune"].require("trimming")
     section.text(
-        "What the ranker reads is defined once, in the feature language, and computed by the same kernels in training "
-        "and in the server. The definition travels in the bundle as features.json."
+        "The ranker's features are defined once, in the feature language. The same kernels compute them in training "
+        "and in the server. The bundle contains the definition as features.json."
     )
     if features is not None:
         section.table(

@@ -48,7 +48,7 @@ RULES: dict[str, Rule] = {
     ),
     "position-range": Rule("error", "rows have a {} below 0", "positions count from 0: correct the log"),
     "not-finite": Rule("error", "rows have a {} that is not finite", "leave such values empty in the log"),
-    "id-mismatch": Rule("error", "rows have a {} that belongs to another name than the row's name", IMPORT_AGAIN),
+    "id-mismatch": Rule("error", "rows have a {} that is not the id of the user or item in the same row", IMPORT_AGAIN),
     "not-sorted": Rule("error", "rows are not in the order of {}", IMPORT_AGAIN),
     "duplicate-event": Rule(
         "warning",
@@ -59,7 +59,7 @@ RULES: dict[str, Rule] = {
     "received-early": Rule(
         "warning",
         "rows were received before they happened",
-        "compare the clients' clocks with the log's clock; features see an event from its received time on",
+        "compare the clients' clocks with the log's clock; features see an event only after its received time",
     ),
     "before-birth": Rule(
         "warning", "events lie before the birth of their item", "check birth_ms in the items file, or leave it out"
