@@ -146,7 +146,7 @@ def unseal(data: bytes) -> dict[str, Any] | None:
 
 
 def _is_entry(entry: Any) -> bool:
-    """Returns whether an entry has a size, a hash and a valid name: one inside the folder, but not MANIFEST.json."""
+    """Returns whether an entry has a size, a hash and a valid name (inside the folder, and not MANIFEST.json)."""
     if not isinstance(entry, dict) or type(entry.get("bytes")) is not int or not isinstance(entry.get("sha256"), str):
         return False
     named = stays_inside(entry.get("name")) and entry["name"] != MANIFEST

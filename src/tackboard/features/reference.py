@@ -120,7 +120,7 @@ def read_example(example: Example) -> Expression:
 
 def parse_type(text: str) -> FeatureType:
     """Parses what `str(FeatureType)` returns. Raises ValueError for the text of a sequence or of a view, and for a
-    text that is no type."""
+    text that is not a type."""
     found = _TYPE.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is not a type of a column")

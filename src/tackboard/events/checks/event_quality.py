@@ -25,8 +25,8 @@ USUAL_EVENTS = 50
 """A day is never a gap if that median is below this number of events."""
 DAYS_NAMED = 5
 MANY_USERS = 10
-"""A heavy user has more than this many times the average number of events. A log of this many users or fewer has no
-heavy user, because in a log of n users, nobody has more than n times the average."""
+"""A heavy user has more than this many times the average number of events. If a log has at most this number of users,
+nobody is a heavy user, because in a log of n users, nobody has more than n times the average."""
 
 
 class EventCheck(TableCheck):

@@ -112,7 +112,7 @@ class _Picked:
 
 
 def _pick(head: Head, query: Query, num_wanted: int | None, config: StoreConfig) -> Generator[Request, Blobs, _Picked]:
-    """Picks the newest chunks that have `num_wanted` matches in all, or every chunk with a match if that is None."""
+    """Picks the newest chunks with `num_wanted` matches in all; without `num_wanted`, every chunk with a match."""
     picked = _Picked()
     hidden = max(0, head.num_events - config.max_events)
     starts = np.cumsum(head.chunks[:, NUM_EVENTS]) - head.chunks[:, NUM_EVENTS]
