@@ -175,7 +175,7 @@ def convert(value: Any, hint: Any, path: str) -> Any:
 
 
 def _with_values(config: C, wanted: dict[str, str], path: str) -> C:
-    """Returns a copy of `config` (the settings at `path`) with the values in `wanted`. Its keys start below `path`."""
+    """Returns a copy of `config`, the settings at `path`, with the values in `wanted` (keys relative to `path`)."""
     if not wanted:
         return config
     hints = typing.get_type_hints(type(config))

@@ -274,9 +274,9 @@ class Visibility:
         in_order[borders[(borders > 0) & (borders < len(received))] - 1] = True
         self._in_order = bool(in_order.all())
         if not self._in_order:
-            # `_earliest[i]` is the smallest received time of event i and all later events of the same user. It ascends
-            # within a user, so a binary search is possible. `_latest[i]` is the largest received time of event i and
-            # all earlier events of the same user.
+            # `_earliest[i]` is the smallest received time of event i and all later events of the same user. So these
+            # values ascend within a user, and a binary search is possible. `_latest[i]` is the largest received time of
+            # event i and all earlier events of the same user.
             self._earliest = _running(received, offsets, np.minimum, -1)
             self._latest = _running(received, offsets, np.maximum, 1)
 
