@@ -1,11 +1,11 @@
-# Every target sets up what it needs in .venv and is quick when nothing changed. Needs only python3, make and sh.
+# Every target sets up what it needs in .venv and is quick if nothing has changed. Only python3, make and sh are needed.
 PYTHON ?= python3
 GROUP ?= core
 INSTALL = @$(PYTHON) scripts/install.py
-# Tests compute on one thread each: a second one on small tensors costs more than it brings, and processes started by
-# tests would fight over the cores. Bytecode is kept even if the shell forbids it: tests start many processes, and each
-# would compile every module again.
-# `make test` skips, with a reason, the tests that start several processes: `make test-dist` runs them, one at a time.
+# Each test computes on one thread: on small tensors, a second thread costs more than it saves, and the processes that
+# tests start would compete for the cores. Bytecode is kept even if the shell forbids it, because tests start many
+# processes, and otherwise each process would compile every module again.
+# `make test` skips, with a reason, the tests of several processes. `make test-dist` runs these tests, one at a time.
 # `make check` reads the code and the documentation; the commands of the documentation are executed by `make test`.
 TEST_ENVIRONMENT = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
@@ -20,24 +20,24 @@ help: ## Show this list
 install: ## Make .venv with the core packages (GROUP=demo, dev, distributed or ray for more)
 	$(INSTALL) $(GROUP) --command "make install"
 
-demo: ## Synthetic world, training, evaluation, export, server, scores, report.html
+demo: ## Run the demo: synthetic world, training, evaluation, export, server, scores, report.html
 	$(INSTALL) demo --command "make demo"
 	@.venv/bin/tackboard demo
 
-test: ## The tests, under ten minutes on two cores
+test: ## Run the tests (under ten minutes on two cores)
 	$(INSTALL) dev --command "make test"
 	@TACKBOARD_LEAVE_OUT=dist $(TEST_ENVIRONMENT) .venv/bin/python -m pytest -q --numprocesses 2 --dist loadfile
 
-test-dist: ## The tests of training in several processes, with TorchRec: under eight minutes
+test-dist: ## Run the tests of training in several processes, with TorchRec (under eight minutes)
 	$(INSTALL) dev --command "make test-dist"
 	$(INSTALL) distributed --command "make test-dist"
 	@$(TEST_ENVIRONMENT) .venv/bin/python -m pytest -q -m "dist and not slow and not gpu"
 
-test-slow: ## The long tests: every kill instant, slow pages of the documentation
+test-slow: ## Run the long tests: a kill at every instant, slow pages of the documentation
 	$(INSTALL) dev --command "make test-slow"
 	@$(TEST_ENVIRONMENT) .venv/bin/python -m pytest -q -m "slow and not gpu" --numprocesses 2 --dist loadfile
 
-check: ## Lint, format, types, import contract, rules, documentation
+check: ## Check lint, format, types, import contract, rules, documentation
 	$(INSTALL) dev --command "make check"
 	@.venv/bin/ruff check
 	@.venv/bin/ruff format --check
@@ -45,14 +45,14 @@ check: ## Lint, format, types, import contract, rules, documentation
 	@.venv/bin/lint-imports --no-cache --no-logo
 	@$(TEST_ENVIRONMENT) .venv/bin/python -m pytest -q tests/rules -m rule
 
-audit: ## What is installed: versions, licences, hashes, known vulnerabilities
+audit: ## List what is installed: versions, licences, hashes, known vulnerabilities
 	$(INSTALL) dev --command "make audit"
 	@.venv/bin/python scripts/audit.py
 
 distributed: ## Add TorchRec and FBGEMM to .venv
 	$(INSTALL) distributed --command "make distributed"
 
-rivals: ## What `tackboard bench features` and `bench loader` are compared with, in an environment of its own
+rivals: ## Install the libraries that `tackboard bench features` and `bench loader` compare with, apart from .venv
 	$(INSTALL) core --command "make rivals"
 	@.venv/bin/python scripts/install_rivals.py
 
@@ -61,5 +61,5 @@ format: ## Format the code and apply the safe fixes of the linter
 	@.venv/bin/ruff format
 	@.venv/bin/ruff check --fix
 
-clean: ## Remove .venv, .rivals, caches and what the demo wrote
+clean: ## Remove .venv, .rivals, caches and the demo's files
 	rm -rf .venv .rivals .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis demo

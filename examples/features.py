@@ -14,7 +14,7 @@ item = Item(topic=Int(minimum=0), style=Int(minimum=0), birth_ms=Time())
 events = Events()
 request = Request()
 
-# Views of events. A request sees only events that were received before it.
+# Views of events. A request sees only events that were received before the request.
 likes = events.where(events.action.is_in(["click", "save", "share"]))
 of_this_item = events.matching(events.item, item.id)
 away_s = request.time.seconds_since(events.last(events.time)).fill_missing(30 * 86_400.0)

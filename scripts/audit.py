@@ -8,7 +8,7 @@ Decided:
 - A package states its licence in one of three places, read in this order: License-Expression, License, classifiers.
 - Every licence in an expression must be on the list, even an alternative after OR, so that a person reads each new
   licence once.
-- Without `--strict`, a known vulnerability is no failure, because it can become known while nothing here changes.
+- Without `--strict`, a known vulnerability is not a failure, because it can become known while nothing here changes.
 - Without a network the script skips the advisories, says so in capitals, and checks the rest.
 """
 

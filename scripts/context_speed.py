@@ -1,9 +1,9 @@
-"""Measures the CPU time of a request whose user's context was kept, beside a request that computes its context.
+"""Measures the CPU time of requests with a cache of users' contexts, and of the same requests without this cache.
 
-One user has a long history and asks after each new event. A ranker with early fusion and fresh parameters scores the
-requests twice, with and without a cache of contexts; the scores are compared first. The time covers the whole request:
-features, batch and model, on one thread. For each stride of anchors the script prints the share of requests whose kept
-context was extended, the mean number of events that a request reads, and the mean of both times:
+One user has a long history and sends a request after each new event. A ranker with early fusion and fresh parameters
+scores each request twice, with and without the cache, and the scores are compared. The time covers the whole request:
+features, batch and model, on one thread. For each stride of anchors the script prints the share of requests that
+extended a kept context, the mean number of events that a request reads, and the mean of both times:
 
     python scripts/context_speed.py
     python scripts/context_speed.py --history 1024 --layers 8 --width 256 --candidates 100

@@ -59,7 +59,7 @@ def mixed_lengths() -> list[int]:
 
 
 def compare(name: str, lengths: list[int]) -> None:
-    """Prints the times of torch's kernel and of ours, for rows of these lengths."""
+    """Prints the times of torch's kernel and of our kernel, for rows of these lengths."""
     layout = RowLayout.of_lengths(torch.tensor(lengths)).to("cuda")
     shape = (NUM_TOKENS, NUM_HEADS, WIDTH)
     q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
@@ -84,7 +84,7 @@ def attention() -> None:
 
 
 def loss() -> None:
-    """Compares the implementations of the contrastive loss. 48 items of each user are no negatives for this user."""
+    """Compares the implementations of the contrastive loss. For each user, 48 items are not used as negatives."""
     hidden = 20 * torch.nn.functional.normalize(torch.randn(NUM_TOKENS, LOSS_WIDTH, device="cuda"), dim=1)
     items = torch.nn.functional.normalize(torch.randn(NUM_NEGATIVES, LOSS_WIDTH, device="cuda"), dim=1)
     leaves = hidden.requires_grad_(), items.requires_grad_()

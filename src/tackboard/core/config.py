@@ -135,7 +135,7 @@ def explain(config: Any, prefix: str = "") -> list[tuple[str, str, str]]:
 
 
 def leaves(value: Any, path: str = "") -> dict[str, Any]:
-    """Returns the value of each setting of a config in JSON, by its name `a.b`. A list is one value."""
+    """Returns the settings of a config in JSON as a dict: name `a.b` → value. A list is one value."""
     if not isinstance(value, dict):
         return {path: value}
     return {key: leaf for name, entry in value.items() for key, leaf in leaves(entry, _path(path, name)).items()}
@@ -175,7 +175,7 @@ def convert(value: Any, hint: Any, path: str) -> Any:
 
 
 def _with_values(config: C, wanted: dict[str, str], path: str) -> C:
-    """Returns `config`, the settings at `path`, with the values in `wanted`, whose keys are relative to `path`."""
+    """Returns a copy of `config`, the settings at `path`, with the values in `wanted` (keys relative to `path`)."""
     if not wanted:
         return config
     hints = typing.get_type_hints(type(config))

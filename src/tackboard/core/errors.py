@@ -27,7 +27,7 @@ class TackboardError(Exception):
 
     exit_code = EXIT_BUG
     is_common = False
-    """Whether all processes of a run raise this error with the same words. Only the first of each host prints it."""
+    """Whether all processes of a run raise this error with the same words. Then one process of each host prints it."""
 
     def __init__(self, got: str, *, allowed: str = "", fix: str = "") -> None:
         self.got = one_line(got)

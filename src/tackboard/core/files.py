@@ -1,4 +1,4 @@
-"""Writes files and folders atomically: each has its complete old content or its complete new content, never a part.
+"""Writes files and folders atomically: a reader sees the complete old content or the complete new content.
 
 The steps of a durable write are: temporary file → flush → fsync → rename → fsync of the folder. A kill at any instant
 leaves the old content or the new content. `observer` is called at named points between these steps; the chaos tests use
@@ -11,8 +11,8 @@ Unfinished work has a unique temporary name:
     .NAME.gone-TOKEN        a folder that is being deleted
 
 Decided: a cleaner (`remove_leftovers`) never removes a folder while a writer holds its lock, even if the writer runs in
-another container. A temporary file or link needs no lock: if a cleaner removes it, the writer, which still has the
-content in memory, writes it again.
+another container. A temporary file or link needs no lock: if a cleaner removes the file or link, the writer writes it
+again, because the writer still has the content in memory.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def replace_symlink(link: Path, target: str) -> None:
 
 @contextlib.contextmanager
 def staging_directory(final: Path) -> Iterator[Path]:
-    """Makes an empty temporary folder next to `final` and removes it after the block. No cleaner removes it earlier."""
+    """Makes an empty temporary folder next to `final` for the time of the block. No cleaner removes it earlier."""
     final.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(final)
     with try_lock(temporary.with_name(temporary.name + LOCK_SUFFIX)):

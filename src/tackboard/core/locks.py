@@ -33,8 +33,8 @@ NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.E
 """The errors of a file system without locks."""
 
 _held: dict[str, object] = {}
-"""Lock files that this process holds. This is needed because the kernel would grant a process its own lock a second
-time, and would drop the lock when the process closes either descriptor."""
+"""Lock files that this process holds. Without this record, the kernel would grant the process the same lock a second
+time. Closing either of the two descriptors would then drop the lock."""
 
 
 @contextlib.contextmanager
@@ -57,7 +57,7 @@ def try_lock(path: Path, *, create: bool = True) -> Iterator[bool]:
             with _heartbeat(descriptor):
                 yield True
         finally:
-            # The file is removed while it is locked, so no other process can lock it before it is removed.
+            # The file is removed while this process still holds the lock, so no other process can lock it before that.
             if _is_at(descriptor, path):
                 path.unlink()
             os.close(descriptor)
@@ -78,7 +78,7 @@ def wait_for_lock(path: Path, timeout_s: float = float("inf")) -> Iterator[bool]
 
 
 def silence_to_wait_for(path: Path) -> float:
-    """Returns how many more seconds another host's lock file must stay untouched to be free; 0 if there is none."""
+    """Returns the seconds after which another host's lock is free if it stays untouched; 0 if there is no such lock."""
     try:
         if path.read_bytes() == _host():
             return 0.0
@@ -88,7 +88,7 @@ def silence_to_wait_for(path: Path) -> float:
 
 
 def _take(path: Path, *, create: bool) -> int | None:
-    """Takes the lock and returns its descriptor; None if others hold it, or if `create` is False and no file exists."""
+    """Takes the lock and returns its descriptor; None if it is taken, or if `create` is False and no file exists."""
     while True:
         try:
             # Only one process can create the file, even on a file system without locks.
@@ -153,7 +153,7 @@ def _remove_silent(descriptor: int, path: Path) -> bool | None:
         return None
     try:
         if not _is_at(descriptor, aside):
-            os.link(aside, path)  # This is the new lock file of another process, which was faster. Put it back.
+            os.link(aside, path)  # Another process was faster, and this is its new lock file. Put the file back.
             return False
     finally:
         aside.unlink()
@@ -187,7 +187,7 @@ def _heartbeat(descriptor: int) -> Iterator[None]:
 
 
 def _host() -> bytes:
-    """Returns a hash of this host's boot id, which all its containers share. Without this id, hashes the host name."""
+    """Returns a hash of this host's boot id, which its containers share; without a boot id, a hash of the host name."""
     try:
         identity = Path("/proc/sys/kernel/random/boot_id").read_bytes()
     except OSError:

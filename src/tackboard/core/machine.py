@@ -1,7 +1,7 @@
 """Reports the cores and memory of this machine, sets the number of threads, and lets a process keep freed memory.
 
-Decided: the number of threads is set before torch is imported. It is the number of cores that this process may use
-(affinity and cgroup quota), because with too many threads, an update of an embedding table took fifty times as long.
+Decided: the number of threads is set before torch is imported, to the number of cores that this process may use
+(affinity and cgroup quota). With too many threads, an update of an embedding table took fifty times as long.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
-    # Some versions of glibc refuse a threshold above 32 MiB. For them, no allocation at all may bypass the heap.
+    # Some versions of glibc refuse a threshold above 32 MiB. With these versions, no allocation may bypass the heap.
     is_in_heap = mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT_BYTES) == 1 or mallopt(M_MMAP_MAX, 0) == 1
     return bool(is_in_heap and mallopt(M_TRIM_THRESHOLD, 2**31 - 1) == 1)
 

@@ -42,7 +42,7 @@ def write_manifest(
 
     `meant` names the files that the caller wrote. If the folder has other files or lacks a file, another process has
     changed it; StorageError is raised and no manifest is written. If `meant` is None, this is not checked.
-    `hashes` holds the SHA-256 of files that another process wrote. If one differs, StorageError is raised too.
+    `hashes` holds the SHA-256 of files that another process wrote. If a file has another hash, StorageError is raised.
     """
     files: list[dict[str, Any]] = []
     for path in _listed_files(folder):
@@ -146,7 +146,7 @@ def unseal(data: bytes) -> dict[str, Any] | None:
 
 
 def _is_entry(entry: Any) -> bool:
-    """Returns whether an entry has a size, a hash and a name that stays in the folder and is not the manifest's."""
+    """Returns whether an entry has a size, a hash and a valid name (inside the folder, and not MANIFEST.json)."""
     if not isinstance(entry, dict) or type(entry.get("bytes")) is not int or not isinstance(entry.get("sha256"), str):
         return False
     named = stays_inside(entry.get("name")) and entry["name"] != MANIFEST

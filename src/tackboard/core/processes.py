@@ -196,7 +196,7 @@ def ask(
 
 
 def last_json_object(text: str) -> dict[str, Any]:
-    """Returns the last line of `text` that is a JSON object, parsed; {} if there is none. Other lines may follow it."""
+    """Parses the last line of `text` that is a JSON object, even if other lines follow. Returns {} if there is none."""
     for line in reversed(text.splitlines()):
         if line.startswith("{"):
             with contextlib.suppress(json.JSONDecodeError):
@@ -228,7 +228,7 @@ def signals_interrupt() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def stop_is_preemption(end: float | None = None) -> Iterator[None]:
-    """Within the block, SIGTERM raises Preempted. Use it for work that loses nothing if it stops at once.
+    """Within the block, SIGTERM raises Preempted. Use this for work that loses nothing if the work stops at once.
 
     If the block still runs at `end` (by `time.monotonic`), this process sends SIGTERM to itself.
     """

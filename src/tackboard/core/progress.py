@@ -1,6 +1,6 @@
 """Shows the progress of long work: a bar on a terminal, plain lines in a log.
 
-Of several processes that train one model, only process 0 shows progress and says lines; the others print only errors.
+If several processes train one model, only process 0 prints progress and other lines. The others print only errors.
 
 Decided: if stderr is not a terminal, nothing is drawn with carriage returns. While the work advances, a line is printed
 at most every `LOG_EVERY_S` seconds. One more line is printed when the work ends.
@@ -20,7 +20,7 @@ LOG_EVERY_S = 15.0
 
 @dataclasses.dataclass(frozen=True)
 class _Speaker:
-    """The process that speaks: its number among the processes of a run, and whether it is the first of its host."""
+    """This process's number among the processes of a run, and whether it is the first process of its host."""
 
     rank: int = 0
     is_first_on_host: bool = True
@@ -56,7 +56,7 @@ def complain(error: BaseException, text: str) -> None:
 class Progress:
     """Shows progress: `with Progress("reading", total=n, unit="rows") as progress: progress.advance(k)`.
 
-    `note` is shown after the count, for example a loss. If `total` is None, the count is shown without a total.
+    `note` (for example a loss) is shown after the count. If `total` is None, the count is shown without a total.
     """
 
     def __init__(self, title: str, *, total: int | None = None, unit: str = "", quiet: bool = False) -> None:

@@ -3,7 +3,7 @@
     runs/<utc time>_<name>_<random>/   config.json · env.json · metrics.jsonl · events.jsonl · log.txt · STATUS
     runs/latest                        -> the newest run
 
-Each line of the JSON-lines files is written and flushed by itself. A kill may cut the last line; `clean` removes a cut
+Each line of the JSON-lines files is written and flushed separately. A kill may cut the last line; `clean` removes a cut
 line. A resumed run removes the metrics of steps after its checkpoint, so each step is in the file once.
 """
 

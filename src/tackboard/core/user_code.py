@@ -36,7 +36,7 @@ def load_code(path: Path, sha256: str | None = None) -> ModuleType:
         raise UsageError(
             f"{path} is not the file that this model was trained with",
             allowed="its SHA-256 differs from the recorded one, so it was not run",
-            fix=f"if you changed it on purpose, name it: --code {path}",
+            fix=f"if you changed the file on purpose, name it: --code {path}",
         )
     name = f"{USER_MODULE_PREFIX}{hashlib.sha256(f'{source} {digest}'.encode()).hexdigest()[:12]}"
     if name in sys.modules:
@@ -65,7 +65,7 @@ _DIGEST = "__tackboard_sha256__"
 
 
 def _with_line(error: BaseException, path: Path, source: str) -> UsageError:
-    """Returns a UsageError for an error in the user's code. It shows the line, and the file as the user named it."""
+    """Returns a UsageError for an error in user code. The message shows the line, and the path that the user gave."""
     what = f"{type(error).__name__}: {one_line(str(error))[:300]}"
     fix = f"`python {path}` shows the same error"
     place = line_of_user_code(error)

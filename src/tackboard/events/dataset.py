@@ -11,8 +11,8 @@
     datasets/<name>/latest        -> the newest snapshot
     datasets/<name>/index/<snapshot>/   results that can be computed again from the snapshot (see data/index.py)
 
-Decided: a snapshot never changes. Another import makes a new snapshot and points `latest` at it in one rename. So a
-training run that opened the old snapshot continues to read the data with which it started.
+Decided: a snapshot never changes. Another import makes a new snapshot, and one rename points `latest` at the new
+snapshot. So a training run that opened the old snapshot continues to read the data with which the run started.
 """
 
 from __future__ import annotations

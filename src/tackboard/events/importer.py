@@ -36,7 +36,7 @@ from tackboard.events.tabular import FileRows, inspect, read
 from tackboard.events.times import Times, parse_milliseconds, parse_times
 
 BIRTH_COLUMNS = ("birth_ms", "birth", "born", "born_at", "created", "created_at", "published", "published_at")
-"""Possible names of the column with an item's creation time. The first of them in an items file becomes birth_ms."""
+"""Possible names of the column of items' creation times. The first of these that an items file has becomes birth_ms."""
 _BLOCK_ROWS = 1 << 20
 """Number of rows that are hashed at a time, so that temporary arrays stay small."""
 

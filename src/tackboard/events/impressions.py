@@ -44,7 +44,7 @@ ROWS_NAMED = 3
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """The impressions of some files. `table` has the columns `COLUMNS`, and its rows are sorted by them.
+    """The impressions of some files. `table` has the columns `COLUMNS`, and its rows are sorted by these columns.
 
     `users` and `items` hold the distinct raw ids, in the types of the events' ids.
     """
@@ -210,7 +210,7 @@ def open_impressions(dataset: Dataset, shown: str | None = None) -> Impressions:
         raise DataError(
             f"{dataset.path} does not say what was shown",
             allowed="either import the log again with `tackboard init … --impressions FILE`",
-            fix="or name the action that means shown, e.g. --shown view",
+            fix="or name the action that means that an item was shown, e.g. --shown view",
         )
     with reading(path):
         types = pq.read_schema(path)

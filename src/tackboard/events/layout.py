@@ -65,7 +65,7 @@ class Layout:
         return np.maximum(np.searchsorted(self.first_users, user_ids, side="right") - 1, 0)
 
     def with_rows(self, file: str, user_ids: Ints) -> Layout:
-        """Returns the layout with one more file, whose rows are sorted by `user_ids`."""
+        """Returns the layout with one more file. `user_ids` holds the user of each row of this file, sorted."""
         rows = np.searchsorted(user_ids, self.first_users[1:], side="left")
         offsets = np.concatenate([[0], rows, [len(user_ids)]]).astype(np.int64)
         return Layout(self.first_users, {**self.offsets, file: offsets})
@@ -84,7 +84,7 @@ class Layout:
 
 
 def cut_buckets(user_ids: Ints, rows_per_bucket: int) -> Layout:
-    """Cuts events, sorted by `user_ids`, into buckets. A bucket with more than `rows_per_bucket` rows has one user."""
+    """Cuts events with the sorted `user_ids` into buckets. Only a bucket of one user may exceed `rows_per_bucket`."""
     # `starts` holds the first row of each user, followed by the number of events.
     starts = np.append(starts_of_users(user_ids), len(user_ids))
     bounds, begin = [], 0
@@ -187,7 +187,7 @@ def _derive(events: Path) -> Layout:
     for table in row_groups(events, ["user_id"]):
         check_rows(table, events)
         users = table["user_id"].to_numpy()
-        # A user whose rows began in the previous row group belongs to the previous bucket with all rows.
+        # If a user's rows began in the previous row group, all rows of this user belong to the previous bucket.
         begin = int(np.searchsorted(users, previous, side="right")) if previous is not None else 0
         if begin < len(users):
             first_users.append(int(users[begin]))

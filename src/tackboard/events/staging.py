@@ -33,7 +33,7 @@ def check_newest(dataset: Dataset) -> None:
     snapshot = dataset.path.resolve()
     latest = snapshot.parent / LATEST
     if not latest.is_symlink() or latest.resolve() != snapshot:
-        again = f"give {snapshot.parent}; if you gave it, another job has made a newer snapshot: run the command again"
+        again = f"give {snapshot.parent}; if you did, another job has made a newer snapshot: run the command again"
         raise UsageError(
             f"{snapshot} is not the newest snapshot of a dataset",
             allowed=f"allowed: the snapshot that `{LATEST}` points at",

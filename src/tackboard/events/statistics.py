@@ -112,8 +112,8 @@ def count_repeats(
     event before it has the same user. `known_items` holds the ids of all items, sorted.
     """
     first, last = int(item_id.min()), int(item_id.max())
-    # Each pair (user, item) gets one int64 key. If item ids are too far apart for such a key, as hashes of strings
-    # are, the items are first numbered from 0.
+    # Each pair (user, item) gets one int64 key. If item ids are too far apart for such keys (hashes of strings are),
+    # the items are first numbered from 0.
     if (last - first + 1) * len(per_user) < 1 << 62:
         keys, span = item_id - first, last - first + 1
     else:

@@ -183,7 +183,7 @@ def read(
         else:
             rows = _read_csv(source, names, as_text, progress)
     except DataError:
-        source.check_unchanged()  # Raises its own error if the file has changed, because that explains the problem.
+        source.check_unchanged()  # If the file has changed, this call raises an error that explains the problem.
         raise
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
         source.check_unchanged()
@@ -360,7 +360,7 @@ def _read_csv(source: TableFile, names: list[str], as_text: list[str] | None, pr
                 raise
             table = pa.table({name: pa.array([], pa.string()) for name in names})  # The file has only a header.
     if torn:
-        # A quote that is not closed swallows all lines up to the next quote, so many lines would count as one bad row.
+        # An unclosed quote swallows all lines up to the next quote. All these lines would count as one bad row.
         raise DataError(
             f"{source.path} line {torn[0]} opens a quote and does not close it",
             fix="close the quote, or double the quotes inside a value",

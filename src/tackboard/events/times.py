@@ -21,7 +21,7 @@ from tackboard.core.errors import DataError
 from tackboard.events.columns import Place, as_int64, in_row, is_text, plain, refuse_control, trimmed
 
 UNITS = (("seconds", 1e11), ("milliseconds", 1e14), ("microseconds", 1e17), ("nanoseconds", np.inf))
-"""Units with their upper bounds. A number gets the first unit whose bound is above it. 1e11 s is in the year 5138."""
+"""Units with their upper bounds. A number has the first unit whose bound is above it. (1e11 s is in the year 5138.)"""
 LATEST_MS = 10**14
 """Times of this number of ms (in the year 5138) or more are unusable."""
 _LARGEST_NUMBER = float(1 << 63)

@@ -190,7 +190,7 @@ class Events(Entity):
         return self._chosen(Expression("newest", (self._view,), {"count": count}))
 
     def anchored(self, count: int, stride: int) -> Events:
-        """Chooses the newest `count` events from an anchor on, which is one of the oldest `stride` of these events."""
+        """Chooses the newest `count` events, without the events before an anchor (one of the oldest `stride`)."""
         return self._chosen(Expression("anchored", (self._view,), {"count": count, "stride": stride}))
 
     def matching(self, column: Expression, value: Any) -> Events:
@@ -210,7 +210,7 @@ class Events(Entity):
     collect = _aggregate("collect", "The values of the column in all the events, oldest first.")
 
     def decayed_sum(self, column: Any, *, half_life: Duration) -> Expression:
-        """Returns the weighted sum of the column. The weight of an event halves each time it gets `half_life` older."""
+        """Returns the weighted sum of the column. An event's weight halves with every `half_life` of its age."""
         (whole_ms,) = duration_ms("decayed_sum(half_life={})", half_life)
         return Expression("decayed_sum", (self._view, column), {"half_life_ms": whole_ms})
 

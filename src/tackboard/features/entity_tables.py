@@ -110,7 +110,7 @@ class EntityTable:
 
     def lookup(self, ids: Positions, times: Positions | None) -> Lookup:
         """Returns a function of (attribute, default). The function returns the attribute of every id, as it was at the
-        time that `times` gives for this id. The default replaces missing values."""
+        id's time in `times`. The default replaces missing values."""
         places = self.places(ids, times)
         known = places >= 0
         safe, all_known = np.where(known, places, 0), bool(known.all())
@@ -126,7 +126,7 @@ class EntityTable:
         return read
 
     def places(self, ids: Positions, times: Positions | None) -> Positions:
-        """Returns for each id the row that is valid at the time that `times` gives for it, or -1 if no row is."""
+        """Returns, for each id, the row that is valid at the id's time in `times`; -1 if there is no such row."""
         if self.valid_from is None:
             return find_ids(self.ids, ids)
         if times is None:

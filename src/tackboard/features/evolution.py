@@ -66,7 +66,7 @@ def compare(old: FeatureSet, new: FeatureSet) -> list[FeatureChange]:
 
 
 def check_evolution(old: FeatureSet, new: FeatureSet) -> list[FeatureChange]:
-    """Returns the changes from `old` to `new`. Raises UsageError if the version fell or should be higher."""
+    """Returns the changes from `old` to `new`. Raises UsageError if the new version is too low."""
     changes = compare(old, new)
     if new.version < old.version:
         raise UsageError(

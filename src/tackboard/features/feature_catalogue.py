@@ -86,8 +86,8 @@ class FeatureCatalogue:
         self._same = [self._compare(model) for model in models]
 
     def users_of(self, name: str) -> dict[int, bool]:
-        """Returns a dict with the position of each model that reads the feature. The value tells whether the model
-        reads the current version of the feature."""
+        """Returns the models that read the feature, as a dict: position of a model → whether the model reads the
+        current version of the feature."""
         return {number: same[name] for number, same in enumerate(self._same) if name in same}
 
     def _compare(self, model: ModelUse) -> dict[str, bool]:

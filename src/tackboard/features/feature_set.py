@@ -106,8 +106,8 @@ class FeatureSet:
     def read_hashes(self, max_history: int) -> dict[str, str]:
         """Maps each entry of `reads` to the hash of its computation.
 
-        The hash leaves out the length `max_history` of a history. So two models have the same hashes if they read the
-        same columns of histories of different lengths.
+        The hash leaves out the length `max_history` of a history. So two models that read the same columns of a history
+        have the same hashes, even if the two histories differ in length.
         """
         without_length = node_digests(self.plan, max_history)
         hashes: dict[str, str] = {}
@@ -215,7 +215,7 @@ class FeatureSet:
 
     @classmethod
     def from_json(cls, data: Any, where: str = FILE_NAME) -> FeatureSet:
-        """Returns the set that `to_json` wrote. Raises DataError if this version cannot compile the set."""
+        """Returns the set that `to_json` wrote. Raises DataError if this Tackboard cannot compile the set."""
         if not isinstance(data, dict) or not isinstance(data.get("format_version"), int):
             raise CorruptFileError(f"{where} is not a feature set")
         if data["format_version"] > FORMAT_VERSION:

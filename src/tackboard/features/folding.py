@@ -2,9 +2,9 @@
 
 For example, the lower-case title of an item and the logarithm of its price are the same in every request. `fold`
 computes such expressions for the whole table of items (or users). It returns a plan that reads the computed values as
-if they were columns of the table. The value of a row is computed from that row alone, so computing before the lookup
-gives the same bits as computing after it. For an id that is not in the table, the plan reads an additional last row, in
-which attributes are missing or have their default.
+if they were columns of the table. The value of a row is computed from that row alone, so computing before the lookup of
+a row gives the same bits as computing after the lookup. For an id that is not in the table, the plan reads an
+additional last row, in which attributes are missing or have their default.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class Plan:
 
     @property
     def newest_events(self) -> int | None:
-        """How many newest events are enough for every feature; None if no number is, or if no events are read."""
+        """How many newest events suffice for all features. None if no number suffices, or if no events are read."""
         whole = {index for index, node in enumerate(self.nodes) if node.op == "events"}
         readers = [node for node in self.nodes if whole.intersection(node.args)]
         if not readers or any(node.op not in ("newest", "anchored") for node in readers):
@@ -433,7 +433,7 @@ def compile_nodes(nodes: Sequence[Any], features: Mapping[str, Any]) -> Plan:
             raise DataError(f"operation {number} of the feature set cannot be read") from None
         valid = isinstance(op, str) and isinstance(params, dict) and isinstance(args, list)
         if not valid or not all(type(argument) is int and 0 <= argument < number for argument in args):
-            raise DataError(f"operation {number} of the feature set is malformed or has inputs not before it")
+            raise DataError(f"operation {number} of the feature set is malformed, or an input does not come before it")
         place = CodePlace(str(data.get("file", "")), line) if line else NOWHERE
         try:
             positions.append(builder.add(op, tuple(positions[argument] for argument in args), params, place))

@@ -69,8 +69,8 @@ def reference() -> str:
     """Returns the reference as Markdown: a table for each family of operators."""
     kernels.load()
     parts = [
-        f"There are {len(REGISTRY)} operators. `number` means bool, int or float; `?` marks what may be missing.",
-        "An operator marked with ∗ also works on every element of a list.",
+        f"There are {len(REGISTRY)} operators. `number` means bool, int or float. `?` marks a type whose values may be",
+        "missing. An operator marked with ∗ also works on every element of a list.",
         "",
     ]
     for family in FAMILIES:
@@ -120,7 +120,7 @@ def read_example(example: Example) -> Expression:
 
 def parse_type(text: str) -> FeatureType:
     """Parses what `str(FeatureType)` returns. Raises ValueError for the text of a sequence or of a view, and for a
-    text that is no type."""
+    text that is not a type."""
     found = _TYPE.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is not a type of a column")
@@ -229,8 +229,8 @@ def types_of(operator: Operator) -> str:
 def _calls(operator: Operator) -> Iterable[tuple[int, dict[str, Any]]]:
     """Returns the calls that `types_of` tries, as (number of inputs, parameters).
 
-    These are the calls in the examples. If the first of them has a parameter `value` or `values`, it is also tried
-    with each constant of CONSTANTS as that parameter.
+    These are the calls in the examples. If the first of these calls has a parameter `value` or `values`, the call is
+    also tried with each constant of CONSTANTS as this parameter.
     """
     seen = []
     for example in operator.examples:

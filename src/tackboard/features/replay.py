@@ -4,8 +4,8 @@ The batch executor computes the features of each logged request again. It sees e
 request. The result is compared bit for bit with the served features. A difference has one of three reasons:
 
     late        The difference vanishes if the batch executor also sees late events, which happened before the request
-                but were received after it. Either the server had these events earlier than the log, or the received
-                times in the dataset are wrong.
+                but were received after it. Either the server received these events earlier than the log did, or the
+                received times in the dataset are wrong.
     attributes  The feature reads attributes of the user or item, and the dataset has none for the request's time.
     skew        Any other difference. Serving and training compute different values.
 
@@ -371,7 +371,7 @@ class _Replayer:
 def _groups(
     records: Iterator[LoggedRequest], report: ReplayReport, max_requests: int | None
 ) -> Iterator[list[LoggedRequest]]:
-    """Yields the records in groups that fit into memory. Counts them in the report, and stops at `max_requests`."""
+    """Yields the records in groups that fit into memory. The report counts the records. Stops at `max_requests`."""
     group: list[LoggedRequest] = []
     num_candidates = 0
     for record in records:
@@ -388,7 +388,7 @@ def _groups(
 
 
 def _absent_columns(dataset: Dataset, plan: Plan) -> dict[str, str]:
-    """Finds the features that read a column that the dataset lacks. Maps each of them to its first absent column."""
+    """Returns the features that need a column that the dataset lacks, and maps each to its first absent column."""
     stored: dict[str, set[str]] = {"event": {*EVENT_COLUMNS, *dataset.fields}}
     for entity in ("user", "item"):
         history, newest = dataset.path / f"{entity}_history.parquet", dataset.path / f"{entity}s.parquet"

@@ -73,7 +73,7 @@ def read_key(path: Path) -> bytes:
 
 
 def user_digest(key: bytes, user_id: int) -> bytes:
-    """Returns the 16 bytes that replace a user's id in the log. Nobody can find the id from them without the key."""
+    """Returns the 16 bytes that replace a user's id in the log. Without the key, nobody can find the id from them."""
     return _keyed(key, b"user", user_id.to_bytes(8, "little", signed=True))
 
 
@@ -100,7 +100,7 @@ class FeatureLogConfig:
     sample: float = 1.0
     """Share of requests that are logged, 0 to 1. A keyed hash of user and time decides whether a request is logged."""
     max_waiting: int = 256
-    """Largest number of requests that wait to be written. If this many wait, further requests are not logged."""
+    """Largest number of requests that wait to be written. While this queue is full, no further request is logged."""
     max_waiting_bytes: int = 64 << 20
     """Largest number of bytes that wait to be written. If no other request waits, a request may have more bytes."""
     max_file_bytes: int = 64 << 20

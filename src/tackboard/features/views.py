@@ -119,7 +119,7 @@ class View:
         """Returns a view of the last `count` events of each row, from the row's anchor on. `times` [events] are in ms.
 
         The anchor is drawn among the oldest `stride` of these events, by a hash of their times. So the same event stays
-        the anchor of a growing row for a while. A row with fewer events than `count` has all events.
+        the anchor of a growing row for a while. A row with fewer than `count` events keeps all its events.
         """
         view = self.newest(count)
         full = np.flatnonzero(view.lengths == count)
@@ -167,8 +167,8 @@ class View:
         starts = np.where(found, group_bounds[group], 0)
         ends = np.where(found, group_bounds[group + 1], 0)
         # Within a group the events keep their order. A row that sees only a part of its segment also sees only a part
-        # of its group. `numbers` combines the group and the old place of each event and is ascending, so one search in
-        # it finds the starts of all rows, and another search finds the ends.
+        # of its group. Each entry of `numbers` combines an event's group and its old place. `numbers` is ascending, so
+        # one search finds the starts of all rows, and another search finds the ends.
         narrow_start = not np.array_equal(self.starts, self.bounds[self.segments])
         narrow_end = not np.array_equal(self.ends, self.bounds[self.segments + 1])
         if narrow_start or narrow_end:
@@ -274,18 +274,18 @@ class Visibility:
         in_order[borders[(borders > 0) & (borders < len(received))] - 1] = True
         self._in_order = bool(in_order.all())
         if not self._in_order:
-            # `_earliest[i]` is the smallest received time of event i and all later events of the same user. It ascends
-            # within a user, so a binary search is possible. `_latest[i]` is the largest received time of event i and
-            # all earlier events of the same user.
+            # `_earliest[i]` is the smallest received time of event i and all later events of the same user. So these
+            # values ascend within a user, and a binary search is possible. `_latest[i]` is the largest received time of
+            # event i and all earlier events of the same user.
             self._earliest = _running(received, offsets, np.minimum, -1)
             self._latest = _running(received, offsets, np.maximum, 1)
 
     def view(self, owners: Positions, request_ms: Positions, newest: int | None = None) -> View:
         """Returns the events that each request sees. `owners` is -1 for users without events.
 
-        A caller that gives `newest` promises to read at most that number of newest events per request. Where the index
-        lists the events of a request one by one, the promise allows it to leave out older events. The result of
-        `view.newest(newest)` is the same with and without the promise.
+        A caller that gives `newest` promises to read at most that number of newest events per request. If the index has
+        to list the events of a request one by one, older events may then be left out of this list. The result of
+        `view.newest(newest)` is the same with and without `newest`.
         """
         offsets, received = self._offsets, self._received
         known = owners >= 0

@@ -1,12 +1,12 @@
 """Runs the demo, which goes from an empty folder to served scores with the same commands that a user types.
 
-The demo makes a dataset, three runs (a PinFM, a ranker without it, a ranker on it), a bundle of the second ranker, logs
-and `report.html`, all in one folder. Every step is a `tackboard` command in a process of its own. This module only
-starts the commands, reads their JSON and sends requests to the server as any client would. Decided: the demo replaces
-only the files that a demo writes, and only in a folder that an earlier demo made. The demo fails if server and offline
-scores differ by more than 1e-5 of the largest absolute score. Pretraining and both rankers leave out the same fifth of
-the users, and only the requests of these users judge the rankers. So no figure of a ranker comes from an event that any
-training has seen.
+The demo makes a dataset, three runs (a PinFM, a ranker without PinFM, a ranker with this PinFM), a bundle of the second
+ranker, logs and `report.html`, all in one folder. Every step is a `tackboard` command in a process of its own. This
+module only starts the commands, reads their JSON and sends requests to the server as any client would. Decided: the
+demo replaces only the files that a demo writes, and only in a folder that an earlier demo made. The demo fails if
+server and offline scores differ by more than 1e-5 of the largest absolute score. Pretraining and both rankers leave out
+the same fifth of the users, and the rankers are judged only on the requests of these users. So no figure of a ranker
+comes from an event that any training has seen.
 """
 
 import contextlib
@@ -56,16 +56,17 @@ WIRES = ("binary", "JSON")
 NUM_WARM_UP = 5
 READY_WITHIN_S = 60.0
 HELD_OUT_USERS = 0.2
-"""Share of the users whose requests judge the rankers. Neither pretraining nor a ranker learns from them."""
+"""Share of the users on whose requests the rankers are judged. Neither pretraining nor a ranker learns from these
+users."""
 REQUESTS_PER_USER, OTHER_CANDIDATES = 4, 50
 """Number of newest events per user that become requests, and number of other candidates of a request."""
 NUM_RECENT_EVENTS, RANKER_STEPS = 16, 70
-"""Size of the rankers' own sequence module, and their training steps: less than in the recipes, because the demo must
-be short. Training and serving read these events once per candidate."""
+"""Number of events that the rankers' own sequence module reads, and number of the rankers' training steps. Both are
+smaller than in the recipes, because the demo must be short. The module reads its events once per candidate."""
 TIMEOUT_MS = 10_000
-"""The server's own limit is 1 s. A demo on a busy machine shows a slow answer instead of failing."""
+"""The server's default is 1 s. With this longer limit, a demo on a busy machine is slow, but does not fail."""
 FINETUNE = "finetune-late-last"
-"""The recipe of the ranker on PinFM. It was chosen on worlds of other seeds (docs/log.md)."""
+"""The recipe of the ranker with PinFM. The recipe was chosen on worlds of other seeds (docs/log.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,7 +280,7 @@ def _build(config: DemoConfig, display: Display) -> dict[str, Finished]:
 
 
 def _hits(evaluated: Finished) -> str:
-    """Says how a ranker does, and how the items' mean labels do, for the first label."""
+    """Returns HIT@3 of a ranker, and of ranking by the items' mean labels, for the first label, in words."""
     rows = evaluated.require("rows")
     label = rows[0]["label"]
     hits = {row["name"]: row["hit@3"] for row in rows if row["label"] == label}

@@ -236,8 +236,8 @@ def _add_lift(section: Section, outcome: Outcome) -> None:
         "HIT@3 considers only the requests that have a candidate whose label is 1. It is the share of these requests "
         "in which such a candidate is among the first three; ties count against the method. AUC counts pairs of two "
         "candidates: the label of the first is 1, and the label of the second is 0. It is the share of these pairs in "
-        "which the first scores higher; a tie counts half. NE is the log-loss, divided by that of a constant "
-        "prediction: below 1 is better."
+        "which the first scores higher; a tie counts half. NE is the log-loss, divided by the log-loss of a constant "
+        "prediction; a value below 1 is better than the constant prediction."
     )
     lift = outcome.lift
     section.chart(
@@ -276,7 +276,7 @@ def _add_lift(section: Section, outcome: Outcome) -> None:
 def _add_serving(section: Section, outcome: Outcome) -> None:
     section.text(
         "The ranker on PinFM is served. Requests went through the unmodified public client tritonclient over HTTP, one "
-        "after another on one connection, from this machine. Each carries the known events of one user, "
+        "after another on one connection, from this machine. Each request has the known events of one user, "
         f"{outcome.num_candidates:,} candidates and their attributes. PinFM reads the user once per request; the "
         "ranker's own sequence module reads the user's newest events once per candidate."
     )
@@ -316,8 +316,8 @@ def _add_features(section: Section, outcome: Outcome) -> None:
     features = read_features(bundle)
     replayed, trimming = outcome.stages["replay"], outcome.stages["finetune"].require("trimming")
     section.text(
-        "What the ranker reads is defined once, in the feature language, and computed by the same kernels in training "
-        "and in the server. The definition travels in the bundle as features.json."
+        "The ranker's features are defined once, in the feature language. The same kernels compute them in training "
+        "and in the server. The bundle contains the definition as features.json."
     )
     if features is not None:
         section.table(
@@ -326,11 +326,11 @@ def _add_features(section: Section, outcome: Outcome) -> None:
             align=["left", "left", "left", "left"],
         )
     section.text(
-        f"The server logged the features that it served. They were computed again in batch from the dataset, from what "
-        f"had been received before each request. Of {replayed.require('num_values'):,} values in "
+        "The server logged the features that it served. They were computed again in batch from the dataset, using only "
+        f"events received before each request. Of {replayed.require('num_values'):,} values in "
         f"{replayed.require('num_compared'):,} requests, {replayed.require('num_mismatches'):,} differ in at least one "
         f"bit. For {replayed.require('num_late'):,} requests, some event had happened before the request but was "
-        "received only after it."
+        "received only after the request."
     )
     section.text(
         f"Training the ranker read these columns into memory: {', '.join(trimming['read'])} "

@@ -1,6 +1,6 @@
 """Runs each step in its own process, several steps at a time, and reports finished, failed and unfinished steps.
 
-Because each step has its own process, its peak memory can be measured, and a step that dies harms no other step. A step
+With a process for each step, a step's peak memory can be measured, and a step that dies harms no other step. A step
 waits for the step that it builds on. When time is up, or the program must stop, processes get SIGTERM. If a process is
 training, it saves its state and ends, and the next call continues from that state. If this process dies, the processes
 of steps get SIGTERM too. A process that dies of a signal (a crash, or the kernel's out-of-memory killer) is started
@@ -90,7 +90,7 @@ class JobReport:
     """Number of steps that this call finished."""
     failures: tuple[Failure, ...]
     left: tuple[Step, ...]
-    """Unfinished steps: time was up, the program was asked to stop, or a step that they build on failed."""
+    """Unfinished steps, because time was up, the program was asked to stop, or a step that they build on failed."""
     is_stopped: bool
     """Whether steps are left because time was up or the program was asked to stop."""
 
@@ -206,7 +206,7 @@ class JobRunner:
         return [step for step, _ in running if not step.is_finished()]
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
-        """Handles SIGTERM and SIGINT. The first signal stops the run like a time limit. The second interrupts it."""
+        """Handles SIGTERM and SIGINT. The first signal ends the run as a time limit does. The second interrupts it."""
         if self._asked_to_stop:
             raise KeyboardInterrupt
         self._asked_to_stop = True

@@ -58,7 +58,7 @@ class Outcome:
 
     @property
     def gap_closed(self) -> float:
-        """How much of the gap in HR@10 between the better baseline and the oracle the model closes, as a share.
+        """The share of a gap that the model closes: the gap in HR@10 between the better baseline and the oracle.
 
         NaN if there is no gap. This happens only if the world is too small to judge a model.
         """

@@ -197,7 +197,7 @@ def _cell(value: object) -> str:
 
 
 class Page:
-    """A page with a title, a sentence under it, sections, and a last line. `render` returns the whole file."""
+    """A page with a title, a subtitle, sections, and a last line. `render` returns the whole file."""
 
     def __init__(self, title: str, subtitle: str, *, footer: str = "") -> None:
         self.title = title

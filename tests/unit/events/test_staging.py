@@ -114,7 +114,7 @@ def test_only_the_newest_is_added_to(folder: Path, make_dataset: Callable[..., P
     make_dataset(folder.parent, EVENTS[:5], name=folder.name)
     with pytest.raises(UsageError, match="is not the newest snapshot") as refused:
         check_newest(older)
-    assert refused.value.fix.startswith(f"give {folder}; if you gave it, another job has made a newer snapshot")
+    assert refused.value.fix.startswith(f"give {folder}; if you did, another job has made a newer snapshot")
     newest = open_dataset(folder)
 
     def import_meanwhile(_: Path) -> list[str]:

@@ -290,7 +290,7 @@ def test_only_the_newest_snapshot_of_a_dataset(
     make_rich_dataset(tmp_path, num_users=4)
     with pytest.raises(UsageError, match="is not the newest snapshot") as refused:
         backfill(older, FEATURES_V1, quiet=True)
-    assert refused.value.fix.startswith(f"give {path}; if you gave it, another job has made a newer snapshot")
+    assert refused.value.fix.startswith(f"give {path}; if you did, another job has made a newer snapshot")
     # An import that ends while features are computed must not be undone.
     newer = open_dataset(path)
     newest = open_dataset(make_rich_dataset(tmp_path, num_users=5)).path

@@ -44,7 +44,7 @@ def test_report_shows_what_was_measured(demo_outcome: Outcome) -> None:
         "num_before",
         "What the user did before.",
         "Of 4,321 values in 210 requests, 0 differ in at least one bit",
-        "For 17 requests, some event had happened before the request but was received only after it",
+        "For 17 requests, some event had happened before the request but was received only after the request",
         "into memory: item, action (6.4 kB for all events)",
         "(surface) stayed on disk, which saved 3.2 kB",
         "19,876 requests were made from it: from each user",

@@ -138,7 +138,7 @@ class _Scale:
         """Returns, for each column, the number of times that each value occurs in a slice."""
         values = {ITEM: np.zeros(len(self._items) + 1, dtype=np.int64)}
         values |= {name: np.zeros(len(self._labels[name]) + 1, dtype=np.int64) for name in self._names}
-        # A column of numbers has one bin more than it has bounds, and one more place for missing values.
+        # N bounds give N + 1 bins. One more place counts the missing values.
         values |= {name: np.zeros(len(self._bounds[name]) + 2, dtype=np.int64) for name in self._numbers}
         for table in part.chunks(columns_of(part.dataset)):
             for name in self._names:

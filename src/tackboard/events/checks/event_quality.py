@@ -18,15 +18,15 @@ MAX_HISTORY = 16_000
 NUM_NEIGHBOURS = 7
 """The neighbours of a day are this number of days before it and this number of days after it."""
 SMALL_SHARE = 0.1
-"""A day is a gap if it has fewer events than this share of the median of its neighbours' numbers of events."""
+"""A day is a gap only if its number of events is below this share of the median over its neighbours."""
 USUAL_SHARE = 0.5
-"""A day is a gap only if some earlier day and some later day have at least this share of the same median."""
+"""A day is a gap only if some earlier day and some later day have at least this share of that median."""
 USUAL_EVENTS = 50
-"""A day is never a gap if the same median is below this number of events."""
+"""A day is never a gap if that median is below this number of events."""
 DAYS_NAMED = 5
 MANY_USERS = 10
-"""A heavy user has more than this many times the average number of events. A log of this many users or fewer has no
-heavy user, because in a log of n users, nobody has more than n times the average."""
+"""A heavy user has more than this many times the average number of events. If a log has at most this number of users,
+nobody is a heavy user, because in a log of n users, nobody has more than n times the average."""
 
 
 class EventCheck(TableCheck):

@@ -1,8 +1,8 @@
 """This module holds the rules for a snapshot, and collects findings, which say that rows or files break a rule.
 
-RULES holds every rule of `tackboard data check`, and what to do if the rule is broken. Decided: a rule is an error if
-breaking it stops training or serving, or makes their results wrong. A rule is a warning if the data may be correct, but
-somebody should look at the data. A finding names files, columns, days, row numbers and counts, never a user.
+RULES holds every rule of `tackboard data check`, and what to do if the rule is broken. Decided: a broken rule is an
+error if it stops training or serving, or makes results wrong. A broken rule is a warning if the data may be correct,
+but somebody should look at the data. A finding names files, columns, days, row numbers and counts, never a user.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ RULES: dict[str, Rule] = {
     ),
     "position-range": Rule("error", "rows have a {} below 0", "positions count from 0: correct the log"),
     "not-finite": Rule("error", "rows have a {} that is not finite", "leave such values empty in the log"),
-    "id-mismatch": Rule("error", "rows have a {} that is not the id of the name beside it", IMPORT_AGAIN),
+    "id-mismatch": Rule("error", "rows have a {} that is not the id of the user or item in the same row", IMPORT_AGAIN),
     "not-sorted": Rule("error", "rows are not in the order of {}", IMPORT_AGAIN),
     "duplicate-event": Rule(
         "warning",
@@ -59,7 +59,7 @@ RULES: dict[str, Rule] = {
     "received-early": Rule(
         "warning",
         "rows were received before they happened",
-        "compare the clients' clocks with the log's clock; features see an event from its received time on",
+        "compare the clients' clocks with the log's clock; features see an event only after its received time",
     ),
     "before-birth": Rule(
         "warning", "events lie before the birth of their item", "check birth_ms in the items file, or leave it out"

@@ -166,7 +166,7 @@ def _popularity(dataset: Dataset, item_ids: NDArray[np.int64], per_item: NDArray
 
 
 def _growth(dataset: Dataset) -> dict[str, Any]:
-    """Returns the number of items that exist on each day on which an item appears.
+    """Returns the days on which an item appears, and the number of items that exist at the end of each of these days.
 
     An item appears at its birth or, if the table of items has no births, at its first event.
     """

@@ -10,7 +10,7 @@ from tackboard.report.page import Figure, Page, Section
 from tackboard.report.svg import Bars, Line, bar_chart, format_number, line_chart
 
 MAX_DAYS = 4000
-"""If a log spans more days than this, only days with events are drawn. Its times usually have a wrong unit."""
+"""If a log spans more days than this, only days with events are drawn. In such a log, times often have a wrong unit."""
 NUM_BARS = 20
 """Largest number of bars in a chart of actions, surfaces or columns."""
 

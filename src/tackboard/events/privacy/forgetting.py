@@ -151,7 +151,7 @@ def without_forgotten(table: pa.Table, forgotten: Forgotten) -> pa.Table:
 
 
 def shown_to_others(impressions: pa.Table, events: pa.Table, forgotten: Forgotten) -> pa.Table:
-    """Removes the impressions of forgotten users. If they lack user_id, `events` says which user made a request."""
+    """Removes impressions of forgotten users. If `impressions` has no user_id, `events` gives each request's user."""
     if "user_id" in impressions.column_names:
         return without_forgotten(impressions, forgotten)
     if not len(forgotten) or "request" not in events.column_names:

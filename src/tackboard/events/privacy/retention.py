@@ -52,7 +52,7 @@ WITHOUT_USERS = (
     *("item_history.parquet", "features.json", "labels.json", "pseudo_requests.json", "attributes.json"),
     TRUTH,
 )
-"""Files that name no user. The new snapshot keeps them unchanged, but drops TRUTH if old events are removed."""
+"""Files that name no user. They stay unchanged in the new snapshot, but TRUTH is left out if old events are removed."""
 MAX_DAYS = 36_500
 Ints = NDArray[np.int64]
 Spans = tuple[Ints, Ints, Ints, Ints]
@@ -148,7 +148,7 @@ class _Writer:
         self._write_events(staging)
         if not self._num_rows:
             raise DataError(
-                f"no event of {self._dataset.path} would remain", fix="give more --days, or remove the dataset"
+                f"no event of {self._dataset.path} would remain", fix="give a larger --days, or remove the dataset"
             )
         offsets = np.concatenate([[0], np.cumsum(self._num_rows)]).astype(np.int64)
         layout = Layout(np.array(self._first_users, dtype=np.int64), {"events": offsets})

@@ -91,7 +91,7 @@ def _setting_right(store: SequenceStore, events: dict[int, Columns], horizon: in
 
 
 def compare(store: SequenceStore, dataset: Dataset) -> Correction:
-    """Returns the differences that `correct` would find. It changes nothing, and no other client has to wait."""
+    """Returns the differences that `correct` would find. Nothing is changed, and no other client has to wait."""
     report = Correction(horizon_ms(dataset))
     for users, events, _ in _pieces(store, dataset, after=None, is_changing=False):
         for step in in_steps(users, USERS_PER_READ):

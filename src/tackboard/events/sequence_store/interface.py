@@ -470,7 +470,7 @@ def _advance(
     open_readings: dict[int, tuple[Reading, Request]],
     results: dict[int, dict[str, Values]],
 ) -> None:
-    """Sends the requested bytes (`blobs`) to the generator `reading`, and stores its next request or its result."""
+    """Sends the requested bytes (`blobs`) to a generator, and stores the generator's next request or its result."""
     try:
         request = next(reading) if blobs is None else reading.send(blobs)
     except StopIteration as end:

@@ -109,7 +109,7 @@ def all_columns(state: State, config: StoreConfig) -> dict[str, Values] | None:
 
 
 def merge_columns(parts: Sequence[Columns], codec: RowCodec) -> tuple[dict[str, Values], int]:
-    """Joins the parts and sorts their events by time; returns them without duplicates, and the number of duplicates.
+    """Joins the parts, sorts the events by time and drops duplicates. Returns the events and the number of duplicates.
 
     If several events are equal, the first of them is kept.
     """

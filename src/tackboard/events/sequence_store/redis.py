@@ -350,7 +350,7 @@ class RedisStore(SequenceStore):
         self._append_script(keys=keys, args=arguments, client=pipe)
 
     def _append_slowly(self, user: int, places: Integers, columns: Columns) -> tuple[int, int]:
-        """Adds events that the script did not add (such as late events); returns the numbers added and refused."""
+        """Adds events that the script left out. Returns how many were added and how many refused."""
         counts = (0, 0)
 
         def edit(user_id: int, state: State) -> Change | None:

@@ -112,7 +112,7 @@ class _Picked:
 
 
 def _pick(head: Head, query: Query, num_wanted: int | None, config: StoreConfig) -> Generator[Request, Blobs, _Picked]:
-    """Picks the newest chunks that together have `num_wanted` matching events; if None, all chunks with matches."""
+    """Picks the newest chunks with `num_wanted` matches in all; without `num_wanted`, every chunk with a match."""
     picked = _Picked()
     hidden = max(0, head.num_events - config.max_events)
     starts = np.cumsum(head.chunks[:, NUM_EVENTS]) - head.chunks[:, NUM_EVENTS]

@@ -163,7 +163,7 @@ def _anchored_rule(_types: tuple[FeatureType, ...], params: Params) -> FeatureTy
     _check_count(params, 1_000_000, "events")
     stride, count = params.get("stride"), params["count"]
     if not isinstance(stride, int) or isinstance(stride, bool) or not 1 <= stride <= count:
-        raise TypeClash(f"stride = {stride!r} is out of range", allowed=f"give 1 to {count:,} events, as count")
+        raise TypeClash(f"stride = {stride!r} is out of range", allowed=f"give 1 to {count:,}, at most the count")
     return VIEW
 
 
@@ -174,9 +174,9 @@ def _anchored_rule(_types: tuple[FeatureType, ...], params: Params) -> FeatureTy
     Example("events.anchored(4, 3).collect(events.item)", [[2, 1, 3]], AT),
 )
 def anchored(frame: Frame, view: View, *, count: int, stride: int) -> View:
-    """The last `count` events, without those before an anchor. The anchor is one of the oldest `stride` of these
-    events, drawn by a hash of their times, so the first event stays the same while some new events arrive. If there are
-    fewer than `count` events, these are all events."""
+    """The last `count` events, without the events before an anchor. The anchor is one of the oldest `stride` of the
+    last `count` events. A hash of their times chooses it, so the first event stays the same while some new events
+    arrive. If there are fewer than `count` events, all of them are chosen."""
     return view.anchored(frame.event_times, count, stride)
 
 

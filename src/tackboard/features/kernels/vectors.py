@@ -47,7 +47,7 @@ def _components(values: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def _num_rows(*columns: Column) -> int:
-    """Returns the number of rows of the result. One row is repeated to the length of the others, which may be 0."""
+    """Returns the number of rows of the result: the length of the columns with more or fewer rows than one, else 1."""
     return max((len(column) for column in columns if len(column) != 1), default=1)
 
 
