@@ -95,7 +95,7 @@ class DailyStudy:
     def __init__(self, plan: DailyPlan, folder: Path, dataset: Path, cuts: list[int], seed: int) -> None:
         self.plan, self.folder, self.dataset, self.cuts, self.seed = plan, folder, dataset, cuts, seed
         self.period_ms = plan.hours * HOUR_MS
-        self._judges: dict[str, Judge] = {}
+        self._judges: dict[str, PeriodJudge] = {}
 
     # ---- training ----
 
@@ -203,15 +203,15 @@ class DailyStudy:
         }
         return {**ranks, "users": judged.users}, facts
 
-    def _judge_of(self, run: Path) -> Judge:
+    def _judge_of(self, run: Path) -> PeriodJudge:
         """Returns the judge whose histories have the names that a run knows. Reading a large log takes long."""
         names = json.dumps(load_trained(find_checkpoint(run)).state["vocabulary"])
         if names not in self._judges:
-            self._judges[names] = Judge(self.plan, self.dataset, run)
+            self._judges[names] = PeriodJudge(self.plan, self.dataset, run)
         return self._judges[names]
 
 
-class Judge:
+class PeriodJudge:
     """Ranks events of the whole log by models that know the same names of actions and surfaces."""
 
     def __init__(self, plan: DailyPlan, dataset: Path, run: Path) -> None:
