@@ -155,6 +155,8 @@ def open_grown(config: RunConfig, point: StartPoint) -> SequenceSource:
             allowed="a run goes on with another one on a newer snapshot, or with a later data.cut",
             fix="import the newer events, or name an earlier instant: --set data.predict_from=INSTANT",
         )
+    if source.predict_from_ms is not None:
+        say(f"going on with {point.place}: events from {shown_instant(source.predict_from_ms)} on are new")
     grown = point.vocabulary.grown(source.vocabulary)
     for kind in ("actions", "surfaces"):
         if new := getattr(grown, kind)[len(getattr(point.vocabulary, kind)) :]:

@@ -85,7 +85,7 @@ def on(tiny_config: Config) -> Callable[..., RunConfig]:
 
     def config(dataset: Path, cut: int | None, *overrides: str) -> RunConfig:
         split = [] if cut is None else ["data.split=time", f"data.cut={day(cut)}"]
-        more = ["data.positive_actions=[]", "training.steps=4", *split, *overrides]
+        more = ["data.positive_actions=[]", "training.steps=2", "training.checkpoint_every=1", *split, *overrides]
         return apply_overrides(tiny_config(), [f"data.dataset={dataset}", *more])
 
     return config
@@ -141,24 +141,22 @@ def events_between(dataset: Path, first: int, end: int) -> Counter[tuple[int, in
 
 
 @pytest.mark.parametrize("storage", ["fp32", "fp16"])
-def test_the_start_has_every_bit_of_the_run(
-    on: Config, short_log: Path, tmp_path: Path, storage: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_start_has_every_bit_of_the_run(on: Config, short_log: Path, tmp_path: Path, storage: str) -> None:
     settings = (f"model.tables.storage={storage}", "model.tables.num_rows=4096")
     first = train(on(short_log, 1, *settings), tmp_path)
-    again = continued(on(short_log, 1, *settings, "data.predict_from=2001-01-01", "seed=7"), first.run)
+    again = continued(
+        on(short_log, 1, *settings, "data.predict_from=2001-01-01", "seed=7", "training.steps=1"), first.run
+    )
     trainer = train(again, tmp_path)
     before = tensors_of(first.run.path)
-    now = (
-        tensors_of(trainer.run.checkpoints / "step-00000000") if trainer.config.training.steps < 4 else begun(again)[1]
-    )
+    now = tensors_of(trainer.run.checkpoints / "step-00000000")
     assert before.keys() == now.keys() and "adagrad.item_tables" in now
     assert all(torch.equal(now[name], tensor) for name, tensor in before.items())
     assert int((before["adagrad.item_tables"] > 0).sum()) > 10
     state = read_state(find_checkpoint(trainer.run.path))
     assert state["started_from"] == {
         "run": first.run.path.name,
-        "step": 4,
+        "step": 2,
         "snapshot": read_state(find_checkpoint(first.run.path))["lineage"]["snapshot"],
         "prefix": "",
         "parameters": sum(tensor.numel() for name, tensor in before.items() if not name.startswith("adagrad.")),
@@ -221,20 +219,26 @@ def test_every_item_keeps_its_vector_in_larger_tables(
         assert torch.equal(sums[0][old_M + hash_ * before], sums[1][new_M + hash_ * after])
     assert sums[0].any()
     if trainer.model.frequencies is not None:
-        assert int(trainer.model.frequencies.step) == 4
+        assert int(trainer.model.frequencies.step) == 2
         old_log, new_log = (
             first.model.frequencies.log_expected(old_rows),
             trainer.model.frequencies.log_expected(new_rows),
         )
         assert torch.equal(old_log, new_log)
-    # What a grown table stores: all rows if they were copied, only the changed ones if fresh rows were added.
-    trained = train(config, tmp_path)
-    held = load_checkpoint(find_checkpoint(trained.run.path))
-    assert torch.equal(
-        whole_tensor(stored_parameters(held)["item_tables.weight"], trained.run.path), trained.model.item_tables.weight
-    )
-    is_whole = "item_tables.weight" in held.tensors["tables"]
-    assert is_whole or after == before or is_plain
+
+
+@pytest.mark.parametrize(("method", "is_whole"), [("mix", True), ("modulo", False)])
+def test_copied_rows_are_stored_and_fresh_rows_are_not(
+    on: Config, short_log: Path, log: Path, tmp_path: Path, method: str, is_whole: bool
+) -> None:
+    settings = (f"model.tables.method={method}", "model.tables.num_hashes=1")
+    first = train(on(short_log, None, *settings, "model.tables.num_rows=512"), tmp_path)
+    grown = train(continued(on(log, None, *settings, "model.tables.num_rows=1024"), first.run), tmp_path)
+    for trainer, expected in ((first, False), (grown, is_whole)):
+        held = load_checkpoint(find_checkpoint(trainer.run.path))
+        assert ("item_tables.weight" in held.tensors["tables"]) == expected
+        stored = whole_tensor(stored_parameters(held)["item_tables.weight"], trainer.run.path)
+        assert torch.equal(stored, trainer.model.item_tables.weight)
 
 
 def test_a_plain_table_grows_by_fresh_rows(on: Config, short_log: Path, log: Path, tmp_path: Path) -> None:
@@ -303,7 +307,7 @@ def seal(folder: Path, state: dict[str, Any]) -> None:
 
 
 def test_a_stopped_run_ends_in_the_same_bits_without_the_run_before(
-    on: Config, short_log: Path, log: Path, tmp_path: Path, make_dataset: Callable[..., Path]
+    on: Config, log: Path, tmp_path: Path, make_dataset: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`--resume auto` finds it though the run before and its snapshot are gone. A finished run ends the search."""
     old = make_dataset(tmp_path / "old", events_until(2))
@@ -313,9 +317,12 @@ def test_a_stopped_run_ends_in_the_same_bits_without_the_run_before(
     config = with_instant(asked)
     run = RunDirectory.create(tmp_path / "again", config.name, config_to_json(config))
     stopped = Trainer(config, run, open_source(config))
-    stopped.on_checkpoint = lambda trainer: (_ for _ in ()).throw(KeyboardInterrupt) if trainer.step == 2 else None
+    stopped.on_checkpoint = lambda trainer: (_ for _ in ()).throw(KeyboardInterrupt) if trainer.step == 1 else None
     with pytest.raises(KeyboardInterrupt):
         stopped.train(quiet=True)
+    capsys.readouterr()
+    open_source(with_instant(continued(on(log, 3, "data.predict_from=2001-01-01"), run)))
+    assert "is not finished (failed: KeyboardInterrupt" in capsys.readouterr().err
     shutil.rmtree(tmp_path / "first")
     shutil.rmtree(tmp_path / "old")
     found, sentence = find_unfinished(tmp_path / "again", asked)
@@ -436,6 +443,18 @@ def test_a_tensor_that_grows_in_another_way_is_refused(on: Config, log: Path, tr
         check_start(build_model(config.model, source.vocabulary), config, source)
 
 
+FEATURES = """
+from tackboard.features.language import Events, FeatureSet, sequence
+events = Events()
+recent = events.newest(8)
+features = FeatureSet("own", history=sequence(
+    item=recent.collect(events.item), action=recent.collect(events.action.index_in(["save", "hide", "click"])),
+    surface=recent.collect(events.surface.index_in(["home", "search"])),
+    gap=recent.collect(events.time).differences().bucketize([1000, 2000]),
+))
+"""
+
+
 def test_features_may_know_more_names_but_not_be_computed_otherwise(
     on: Config, log: Path, trained_run: RunDirectory, tmp_path: Path
 ) -> None:
@@ -445,3 +464,7 @@ def test_features_may_know_more_names_but_not_be_computed_otherwise(
     check_start(model, config, source)
     features = load_checkpoint(find_checkpoint(trained_run.path)).path / "features.json"
     assert json.loads(features.read_text())["hash"] != source.features.hash, "the names are part of the features"
+    (tmp_path / "features.py").write_text(FEATURES)
+    config = apply_overrides(config, [f"data.features={tmp_path / 'features.py'}"])
+    with pytest.raises(UsageError, match=r"feature history\.action is computed in another way"):
+        check_start(model, config, open_source(config))
