@@ -149,7 +149,7 @@ def _add_figures(
     history, counts = history_items(sequences, judged), training.counts()
     num_items = len(sequences.catalogue)
     if appears_ms is not None and len(judged):
-        num_items = int((appears_ms <= sequences.events.times[judged.events].max()).sum())
+        num_items = int((appears_ms < sequences.events.times[judged.events].max()).sum())
     users = np.unique(judged.users, return_inverse=True)[1]
     per_user = np.bincount(users)
     for row in rows:

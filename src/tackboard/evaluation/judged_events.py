@@ -9,7 +9,9 @@ it, also those after the cut, because a server would know them. Only the model a
     u2         ● ●                    │                  no judged event
     u3                                │  ◉ ○             the history of ◉ is empty
 
-Decided: an item can be recommended from its first event in the log on. So an item that appears later does not compete.
+Decided: an item can be recommended after its first event in the log, the earliest proof that it exists. An item that
+appears later does not compete. If the judged event is itself the first event of its item, every rival misses it;
+otherwise the item's age of 0 would give it away.
 """
 
 from __future__ import annotations

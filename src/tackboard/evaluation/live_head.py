@@ -183,7 +183,7 @@ def _choices(features: LiveFeatures, score: ScoreEvents, judged: JudgedEvents) -
 
 def _candidates(features: LiveFeatures, of_items: Floats, time_ms: int) -> NDArray[np.int64]:
     """Returns the items that are choices for every user at an instant, in ascending order."""
-    appeared = np.flatnonzero(features.appears_ms <= time_ms)
+    appeared = np.flatnonzero(features.appears_ms < time_ms)
     if len(features.known) <= CHOICES:
         return appeared
     counts = of_items[:, 1 : 1 + 2 * len(WINDOWS_H)].reshape(len(of_items), len(WINDOWS_H), 2).sum(axis=2)

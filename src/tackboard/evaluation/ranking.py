@@ -5,8 +5,8 @@ event are its history. Every item of the catalogue is ranked, and ties count aga
 whether items of the history are removed from the ranking; the result includes this setting. Judged events are ranked in
 chunks, so memory does not grow with their number.
 
-With a split by time, items compete from their first event on. A model ranks items that training never saw behind all
-others, because their rows say nothing.
+With a split by time, an item competes only after its first event. So nobody can rank an item whose first event is the
+judged one. A model ranks items that training never saw behind all others, because their rows say nothing.
 """
 
 from __future__ import annotations
@@ -196,8 +196,8 @@ def rank_events(
     """Ranks the catalogue for each judged event, and returns the rank of its item and the first `top` items.
 
     If `score` skips the newest events of a history, `skip_newest` must have the same value here. Otherwise the removal
-    of seen items would reveal the skipped events. If `appears_ms` [V] is given, an item does not compete for events
-    before this time.
+    of seen items would reveal the skipped events. If `appears_ms` [V] is given, an item competes only for events
+    after this time.
     """
     targets = judged.items(sequences)
     ranks = np.empty(len(judged), dtype=np.int64)
@@ -210,7 +210,7 @@ def rank_events(
         scores = torch.as_tensor(score(events))
         if appears is not None:
             times = torch.from_numpy(sequences.events.times[events.events])
-            scores.masked_fill_((appears > times[:, None]).to(scores.device), float("-inf"))
+            scores.masked_fill_((appears >= times[:, None]).to(scores.device), float("-inf"))
         if filter_seen:
             _remove_seen(scores, sequences, events, targets[chunk], skip_newest)
         ranks[chunk] = ranks_of_targets(scores, targets[chunk])

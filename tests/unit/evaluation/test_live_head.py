@@ -77,7 +77,7 @@ def test_weights_that_made_the_choices_are_found(sequences: Sequences, monkeypat
         return taste[chosen.users].astype(np.float32)
 
     total = live_head.LiveHead(true, 0).scores(features, score)(judged).astype(np.float64)
-    appeared = features.appears_ms[None, :] <= sequences.events.times[judged.events][:, None]
+    appeared = features.appears_ms[None, :] < sequences.events.times[judged.events][:, None]
     noise = np.random.default_rng(6).gumbel(size=total.shape)
     picked = np.where(appeared, total + noise, -np.inf).argmax(axis=1)
     with monkeypatch.context() as patch:
