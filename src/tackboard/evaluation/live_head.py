@@ -171,6 +171,7 @@ def _choices(features: LiveFeatures, score: ScoreEvents, judged: JudgedEvents) -
         if len(features.known) > CHOICES:
             best = np.argpartition(-scores[place], CHOICES_PER_SOURCE)[:CHOICES_PER_SOURCE]
             choices = np.unique(np.concatenate([popular, best, items[mine]]))
+            choices = choices[features.appears_ms[choices] < time]
         if targets[place] not in choices:
             continue
         choices = np.append(targets[place], choices[choices != targets[place]])

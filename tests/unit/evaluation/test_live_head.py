@@ -80,12 +80,9 @@ def test_weights_that_made_the_choices_are_found(sequences: Sequences, monkeypat
     appeared = features.appears_ms[None, :] < sequences.events.times[judged.events][:, None]
     noise = np.random.default_rng(6).gumbel(size=total.shape)
     picked = np.where(appeared, total + noise, -np.inf).argmax(axis=1)
+    parts = iter(np.split(picked, range(live_head.AT_ONCE, len(picked), live_head.AT_ONCE)))
     with monkeypatch.context() as patch:
-        patch.setattr(JudgedEvents, "items", lambda self, _: picked_of[self.events[0], len(self)])
-        picked_of = {}
-        for begin in range(0, len(judged), live_head.AT_ONCE):
-            part = judged.take(slice(begin, begin + live_head.AT_ONCE))
-            picked_of[part.events[0], len(part)] = picked[begin : begin + live_head.AT_ONCE]
+        patch.setattr(JudgedEvents, "items", lambda _self, _sequences: next(parts))
         found = fit_live_head(features, score, judged)
     assert found is not None and found.num_events == len(judged) > 5000
     for name in ("model", "counts 24 h, unknown", "age, known", "seen"):
