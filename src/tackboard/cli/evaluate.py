@@ -200,6 +200,11 @@ def evaluate_run(
     model = restore_model(config.model, vocabulary, stored_parameters(checkpoint), checkpoint.path / STATE, place)
     data = config.data.at(trained_on)
     judging = data if cut is None else dataclasses.replace(data, split="time", cut=cut, validation_hours=0.0)
+    if "judged" in given and getattr(judging, "split", "") != "time":
+        raise UsageError(
+            "--judged applies only to a split by time; this run predicts each user's last positive event",
+            fix="name a cut and events after it: --cut INSTANT --dataset DATASET, or leave the option out",
+        )
     source = judging.open(lambda _vocabulary: features, dataset=dataset or verified, vocabulary=vocabulary)
     warn_of_unseen(source)
     if isinstance(source, RequestSource):
