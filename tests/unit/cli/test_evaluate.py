@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from tackboard.train.config import RunConfig, config_to_json, features_for
 from tackboard.train.trainer import Trainer
 
 Program = Callable[..., Any]
+BASELINES = ["popularity", "item-to-item", "recently seen", "recent, live"]
 
 
 @pytest.fixture
@@ -31,13 +33,15 @@ def test_json_holds_every_row_and_is_kept_with_the_run(tackboard: Program, run: 
     answer = tackboard("evaluate", run, "--json")
     assert answer.code == 0, answer.err
     result = answer.json()
-    assert [row["name"] for row in result["rows"]] == ["popularity", "item-to-item", "model"]
-    assert set(result["rows"][0]) == {"name", "hr@1", "hr@5", "ndcg@1", "ndcg@5"}
+    assert [row["name"] for row in result["rows"]] == BASELINES + ["model"]
+    figures = {"hr@1", "hr@5", "ndcg@1", "ndcg@5", "mrr", "recall@10", "coverage@10", "novelty@10", "repeats@10"}
+    assert set(result["rows"][0]) == {"name"} | figures
     assert (result["num_users"], result["num_items"], result["filter_seen"]) == (14, 24, False)
     assert result["gap_closed"] is None  # no oracle for real data
     assert (result["held_out"], result["step"]) == (1, 6)
     assert json.loads((run / "eval" / "metrics.json").read_text()) == result
-    assert answer.err.count("ranking by") == 3
+    assert answer.err.count("ranking by") == 5
+    assert Path(result["page"]).read_text().startswith("<!doctype html>")
 
 
 def test_the_table_for_people_says_the_protocol(tackboard: Program, run: Path) -> None:
@@ -45,7 +49,12 @@ def test_the_table_for_people_says_the_protocol(tackboard: Program, run: Path) -
     assert lines[0] == "5 users, 24 items; leave-last-out, full catalogue, ties against the target; step 6"
     assert lines[1] == "items of the history are taken out"
     assert lines[2].split() == ["hr@1", "hr@5", "ndcg@1", "ndcg@5"]
-    assert [line.split()[0] for line in lines[3:]] == ["popularity", "item-to-item", "model"]
+    names = BASELINES + ["model"]
+    assert [line[:14].rstrip() for line in lines[3:8]] == names
+    assert lines[8].split() == ["mrr", "recall@10", "coverage@10", "novelty@10", "repeats@10"]
+    assert [line[:14].rstrip() for line in lines[9:14]] == names
+    assert re.fullmatch(r"recent, live: events of \d+ hours, the best window before the judged events", lines[14])
+    assert lines[-1].startswith("slices and plots: ") and lines[-1].endswith(".html")
 
 
 def test_item_ages_are_for_rankers(tackboard: Program, run: Path) -> None:
@@ -89,10 +98,12 @@ def test_every_step_that_was_evaluated_keeps_its_figures(
         answer = tackboard("evaluate", run.checkpoints / f"step-{step:08d}")
         assert "; validation: the last positive event but one, full catalogue, ties" in answer.out, answer.err
         assert answer.out.splitlines()[0].endswith(f"; step {step}")
-    kept = {path.name: json.loads(path.read_text()) for path in folder.iterdir()}
-    assert sorted(kept) == ["metrics.json", "step-00000001.json", "step-00000002.json"]
-    assert kept["metrics.json"] == kept["step-00000001.json"]  # what was evaluated last
-    assert [kept[f"step-0000000{step}.json"]["step"] for step in (1, 2)] == [1, 2]
+    kept = {path.name: json.loads(path.read_text()) for path in folder.glob("*.json")}
+    names = [f"step-0000000{step}_last-but-1_all-items_at-1-5_of-{source.snapshot[:16]}" for step in (1, 2)]
+    assert sorted(kept) == ["metrics.json", *(f"{name}.json" for name in names)]
+    assert kept["metrics.json"] == kept[f"{names[0]}.json"]  # what was evaluated last
+    assert [kept[f"{name}.json"]["step"] for name in names] == [1, 2]
+    assert sorted(path.name for path in folder.glob("*.html")) == [f"{name}.html" for name in names]
     assert {result["held_out"] for result in kept.values()} == {2}
 
 
