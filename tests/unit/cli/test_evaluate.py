@@ -33,7 +33,7 @@ def test_json_holds_every_row_and_is_kept_with_the_run(tackboard: Program, run: 
     answer = tackboard("evaluate", run, "--json")
     assert answer.code == 0, answer.err
     result = answer.json()
-    assert [row["name"] for row in result["rows"]] == BASELINES + ["model"]
+    assert [row["name"] for row in result["rows"]] == [*BASELINES, "model"]
     figures = {"hr@1", "hr@5", "ndcg@1", "ndcg@5", "mrr", "recall@10", "coverage@10", "novelty@10", "repeats@10"}
     assert set(result["rows"][0]) == {"name"} | figures
     assert (result["num_users"], result["num_items"], result["filter_seen"]) == (14, 24, False)
@@ -49,7 +49,7 @@ def test_the_table_for_people_says_the_protocol(tackboard: Program, run: Path) -
     assert lines[0] == "5 users, 24 items; leave-last-out, full catalogue, ties against the target; step 6"
     assert lines[1] == "items of the history are taken out"
     assert lines[2].split() == ["hr@1", "hr@5", "ndcg@1", "ndcg@5"]
-    names = BASELINES + ["model"]
+    names = [*BASELINES, "model"]
     assert [line[:14].rstrip() for line in lines[3:8]] == names
     assert lines[8].split() == ["mrr", "recall@10", "coverage@10", "novelty@10", "repeats@10"]
     assert [line[:14].rstrip() for line in lines[9:14]] == names

@@ -20,7 +20,7 @@ from tackboard.core.rundir import RunDirectory
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import load_sequences
 from tackboard.evaluation.baselines import TrainingEvents, simple_baselines
-from tackboard.evaluation.judged_events import JudgedEvents, held_out_events
+from tackboard.evaluation.judged_events import JudgedEvents, first_seen, held_out_events, judged_events
 from tackboard.evaluation.ranking import (
     MOST_CUTOFFS,
     EvaluationConfig,
@@ -29,6 +29,7 @@ from tackboard.evaluation.ranking import (
     gap_closed,
     held_out_event,
     history_batch,
+    rank_events,
     rank_model,
     target_ranks,
 )
@@ -37,6 +38,7 @@ from tackboard.models.interface import build_model
 from tackboard.models.stored_parameters import load_parameters
 from tackboard.scoring.request import ScoreRequest
 from tackboard.scoring.scorer import Scorer
+from tackboard.train.config import RunConfig
 
 pytestmark = pytest.mark.usefixtures("torch_settings")
 
@@ -274,3 +276,52 @@ def test_a_history_that_ends_earlier_is_filtered_where_it_ends(tiny_sequences: S
         )
         if data.item_ids[target] not in nearer:
             assert rank == len(nearer - set(older))
+
+
+@pytest.mark.parametrize("filter_seen", [True, False])
+def test_items_compete_from_their_first_event_on(by_time: Callable[..., Sequences], filter_seen: bool) -> None:
+    """Ranks and first items equal a plain loop; places that no item can take are -1."""
+    data = by_time(1)
+    judged, appears_ms = judged_events(data, "all"), first_seen(data)
+    scores = (6 * uniform(3, np.arange(len(judged))[:, None], np.arange(len(data.catalogue)))).astype(np.float32)
+    table = dict(zip(judged.events.tolist(), scores, strict=True))
+
+    def score(chosen: JudgedEvents) -> NDArray[np.float32]:
+        return np.stack([table[event] for event in chosen.events.tolist()])
+
+    found = rank_events(
+        score, data, judged, filter_seen=filter_seen, chunk_users=7, appears_ms=appears_ms, top=len(data.catalogue)
+    )
+    for row, (user, event) in enumerate(zip(judged.users, judged.events, strict=True)):
+        seen = set(data.item_ids[data.offsets[user] : event].tolist()) if filter_seen else set()
+        target = int(data.item_ids[event])
+        rivals = {
+            place: scores[row, place]
+            for place, item in enumerate(data.catalogue.tolist())
+            if item == target or (appears_ms[place] <= data.events.times[event] and item not in seen)
+        }
+        own = rivals.pop(data.catalogue.tolist().index(target))
+        assert found.ranks[row] == sum(bool(value >= own) for value in rivals.values())
+        num_rivals = 1 + len(rivals)
+        shown = scores[row, found.top[row, :num_rivals]]
+        assert (np.diff(shown) <= 0).all() and set(found.top[row, :num_rivals]) == {*rivals, judged.items(data)[row]}
+        assert (found.top[row, num_rivals:] == -1).all()
+    assert (found.top == -1).any()
+
+
+def test_items_that_training_never_saw_rank_behind_all_others(
+    by_time: Callable[..., Sequences], tiny_config: Callable[..., RunConfig]
+) -> None:
+    data, config = by_time(2), tiny_config().model
+    judged, known = judged_events(data, "all"), data.source.known.items > 0
+    model = build_model(config, data.source.vocabulary)
+    score = rank_model(model, data, config.tables, config.max_history, known=known)
+    found = rank_events(score, data, judged, filter_seen=False, top=len(data.catalogue))
+    is_known = known[judged.items(data)]
+    assert 0 < is_known.sum() < len(judged) and 0 < known.sum() < len(known)
+    assert (found.ranks[~is_known] == len(data.catalogue) - 1).all()
+    assert (found.ranks[is_known] < known.sum()).all()
+    assert set(found.top.ravel()) == {*np.flatnonzero(known), -1}
+    everything = rank_model(model, data, config.tables, config.max_history)
+    same = rank_events(everything, data, judged, filter_seen=False).ranks
+    assert (found.ranks[is_known] <= same[is_known]).all() and (same[~is_known] < len(data.catalogue) - 1).any()
