@@ -200,11 +200,6 @@ def evaluate_run(
     model = restore_model(config.model, vocabulary, stored_parameters(checkpoint), checkpoint.path / STATE, place)
     data = config.data.at(trained_on)
     judging = data if cut is None else dataclasses.replace(data, split="time", cut=cut, validation_hours=0.0)
-    if "judged" in given and getattr(judging, "split", "") != "time":
-        raise UsageError(
-            "--judged applies only to a split by time; this run predicts each user's last positive event",
-            fix="name a cut and events after it: --cut INSTANT --dataset DATASET, or leave the option out",
-        )
     source = judging.open(lambda _vocabulary: features, dataset=dataset or verified, vocabulary=vocabulary)
     warn_of_unseen(source)
     if isinstance(source, RequestSource):
@@ -238,6 +233,11 @@ def _check_options(config: RunConfig, settings: Mapping[str, Any], cut: str | No
             reason = "to a ranker, which scores the candidates of each request"
         option = "--filter-seen and --keep-seen do" if given[0] == "filter_seen" else f"--{given[0]} does"
         raise UsageError(f"{option} not apply {reason}", fix="leave the option out")
+    if "judged" in settings and cut is None and getattr(config.data, "split", "") != "time":
+        raise UsageError(
+            "--judged applies only to a split by time; this run predicts each user's last positive event",
+            fix="name a cut and events after it: --cut INSTANT --dataset DATASET, or leave the option out",
+        )
     if item_time is not None and not isinstance(config.data, RequestConfig):
         raise UsageError("--item-time applies only to a ranker", fix="leave the option out")
 

@@ -175,7 +175,7 @@ class RunConfig:
         if self.training.validate_every and not held_out:
             raise ConfigError(
                 f"training.validate_every is {self.training.validate_every}, but nothing is held out for it",
-                allowed="allowed: 0, or any number together with data.validation_share or data.validation_hours above 0",
+                allowed="allowed: 0, or any number with data.validation_share or data.validation_hours above 0",
                 fix="--set data.validation_share=0.05",
             )
 

@@ -153,14 +153,14 @@ def test_live_counts_go_on_and_frozen_counts_stop(by_time: ByTime, hours: float)
     training, cut_ms = TrainingEvents.of(sequences), sequences.source.time_split.cut_ms
     judged = judged_events(sequences, "all")
     judged = judged.take(np.random.default_rng(1).permutation(len(judged)))
-    live = RecentPopularity(sequences, LiveCounts.of(sequences), training, hours).score(judged)
+    live = RecentPopularity(sequences, LiveCounts.of(sequences), training.counts(), hours).score(judged)
     frozen = RecentPopularity(
-        sequences, training.live_counts(), training, hours, frozen_ms=int(training.times.max()) + 1
+        sequences, training.live_counts(), training.counts(), hours, frozen_ms=training.end_ms
     ).score(judged)
     popularity = Popularity(training).score(judged)[0]
     trained = trained_events(sequences)
     last = max(known_at(sequences, event) for event in trained) + 1
-    assert last <= cut_ms
+    assert training.end_ms == last <= cut_ms
     length = hours * HOUR_MS
     for row, event in enumerate(judged.events):
         time = int(sequences.events.times[event])

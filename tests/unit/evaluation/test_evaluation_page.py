@@ -13,7 +13,7 @@ import pytest
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import load_sequences
 from tackboard.evaluation.catalogue import judge_catalogue
-from tackboard.evaluation.page import evaluation_page
+from tackboard.evaluation.evaluation_page import evaluation_page
 from tackboard.evaluation.ranking import EvaluationConfig
 from tackboard.models.interface import build_model
 from tackboard.train.config import RunConfig
