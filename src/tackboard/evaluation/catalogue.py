@@ -127,7 +127,7 @@ def result_name(sequences: Sequences, settings: EvaluationConfig, max_users: int
     if source.time_split is not None:
         words = [f"{settings.judged}-from-{shown_instant(source.time_split.cut_ms).replace(':', '')}"]
     words += ["new-items" if settings.filter_seen else "all-items", "at-" + "-".join(map(str, settings.cutoffs))]
-    return "_".join([*words, *([] if max_users is None else [f"{max_users}-users"]), f"of-{source.snapshot[:16]}"])
+    return "_".join([*words, *([] if max_users is None else [f"{max_users}-users"]), f"of-{source.snapshot[:40]}"])
 
 
 def _protocol(sequences: Sequences, settings: EvaluationConfig) -> str:
