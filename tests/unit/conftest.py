@@ -130,7 +130,10 @@ def timed_log(seed: int, seed_after: int | None = None) -> tuple[list[Event], li
     received = [START_MS] * NUM_OLD
 
     def add(user: int, item: int, draw: float, time_ms: int, late_ms: int) -> None:
-        events.append((user, item, "hide" if draw < 0.2 else "save" if draw < 0.4 else "click", "home", time_ms))
+        # From the cut on, there are also names that training must not know.
+        is_after = time_ms + late_ms >= CUT_MS
+        action = "hide" if draw < 0.2 else "save" if draw < 0.4 else "share" if is_after and draw < 0.5 else "click"
+        events.append((user, item, action, f"new-{seed_after}" if is_after and draw > 0.8 else "home", time_ms))
         received.append(time_ms + late_ms)
 
     for user in range(25):

@@ -144,7 +144,7 @@ def evaluate_rankings(
     rows, seconds, ranked = [], {}, {}
     for name, score in rivals.items():
         started = time.perf_counter()
-        with Progress(f"ranking by {name}", total=len(judged), unit="users", quiet=quiet) as progress:
+        with Progress(f"ranking by {name}", total=len(judged), unit="events", quiet=quiet) as progress:
             ranked[name] = rank_events(
                 score,
                 sequences,

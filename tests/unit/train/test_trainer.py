@@ -114,7 +114,7 @@ def test_nothing_from_the_cut_on_reaches_a_run(
 ) -> None:
     """Two logs that differ only from the cut on give the same parameters, optimiser states and losses, bit for bit.
 
-    The logs differ in the items, actions, times, users and number of these events, and in events that were received
+    The logs differ in the items, actions, surfaces, times and number of these events, and in events that were received
     from the cut on. A third log, which differs before the cut, gives another run.
     """
     found = []
