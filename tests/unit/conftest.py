@@ -117,7 +117,7 @@ START_MS = 1_714_521_600_000
 CUT_MS = START_MS + 60 * HOUR_MS
 """2024-05-03T12:00:00, the cut of a `timed_log`."""
 NUM_OLD, NUM_ALL = 15, 25
-"""Items 0 to 14 appear at once; the others only after the cut."""
+"""Items 0 to 14 appear at once; the others only after the cut. There can be up to four more, as `seed_after` says."""
 
 
 def timed_log(seed: int, seed_after: int | None = None) -> tuple[list[Event], list[int]]:
@@ -125,7 +125,8 @@ def timed_log(seed: int, seed_after: int | None = None) -> tuple[list[Event], li
 
     What happened or was received at or after the cut depends on `seed_after` alone.
     """
-    draws, later = np.random.default_rng(seed), np.random.default_rng(seed + 1000 if seed_after is None else seed_after)
+    seed_after = seed + 1000 if seed_after is None else seed_after
+    draws, later = np.random.default_rng(seed), np.random.default_rng(seed_after)
     events: list[Event] = [(99, item, "click", "home", START_MS) for item in range(NUM_OLD)]
     received = [START_MS] * NUM_OLD
 
@@ -148,7 +149,13 @@ def timed_log(seed: int, seed_after: int | None = None) -> tuple[list[Event], li
         if user % 5 != 0:  # the others have no event after the cut
             for hour in later.integers(0, 40, later.integers(1, 7)).tolist():
                 late_ms = int(later.integers(1, 30) * HOUR_MS) if later.random() < 0.2 else 0
-                add(user, int(later.integers(NUM_ALL)), later.random(), CUT_MS + hour * HOUR_MS, late_ms)
+                add(
+                    user,
+                    int(later.integers(NUM_ALL + seed_after % 5)),
+                    later.random(),
+                    CUT_MS + hour * HOUR_MS,
+                    late_ms,
+                )
     return events, received
 
 

@@ -223,27 +223,28 @@ def test_nothing_after_the_cut_changes_a_fitted_baseline(
             assert np.array_equal(other[1][name], expected) and expected.any(), name
 
 
-START_HOUR = 1000
-"""Between the old clicks and the others lies more than the longest window."""
-
-
 def test_the_window_is_not_chosen_on_held_out_events(tmp_path: Path, make_dataset: Callable[..., Path]) -> None:
-    """Thirty users click what has just been clicked most, so the shortest window wins, except in their last event.
+    """Every six hours, users turn to twelve other items, so short windows predict their training events best.
 
-    The last events go to what was popular long ago. They would choose the longest window.
+    The held-out event of each user is on an item that many others clicked four days ago. Most events of the last hours
+    are held out, so they would choose a long window.
     """
-    log, old = [], 100
-    for user in range(40):
-        log += [(1000 + user, old, "click", "home", place) for place in range(20)]
+    old, start_ms, draws = 100, 1000 * HOUR_MS, np.random.default_rng(1)
+    log: list[tuple[int, int, str, str, int]] = [
+        (5000 + user, old, "click", "home", start_ms - 100 * HOUR_MS + place)
+        for user in range(40)
+        for place in range(20)
+    ]
     for hour in range(60):
-        now = START_HOUR + hour
-        for user in range(30):
-            log.append((user, hour % 30, "click", "home", now * HOUR_MS + user * 60_000))
-    for user in range(30):
-        log.append((user, old, "click", "home", (START_HOUR + 59) * HOUR_MS + 3_000_000))
+        for click in range(24):
+            user, item = 12 * hour + click % 12, int(draws.integers(12)) + 12 * (hour // 6 % 3)
+            log.append((user, item, "click", "home", start_ms + hour * HOUR_MS + click * 60_000))
+    # The last training event is later than these.
+    held_out_ms = start_ms + 59 * HOUR_MS + 10 * 60_000 + 1
+    log += [(user, old, "click", "home", held_out_ms) for user in range(12 * 59)]
     sequences = load_sequences(make_dataset(tmp_path, log), ("click",))
     fitted = all_baselines(sequences, TrainingEvents.of(sequences), filter_seen=False)
-    assert fitted.window_h == {"recent, live": 1.0}
+    assert 0 < fitted.window_h["recent, live"] <= 6.0
 
 
 def test_a_log_without_an_event_to_choose_by_has_a_day(tmp_path: Path, make_dataset: Callable[..., Path]) -> None:
