@@ -133,7 +133,8 @@ def test_it_is_evaluated_without_the_file(shop: Path, tackboard: Callable[..., A
     answer = tackboard("evaluate", "runs/latest", "--json", cwd=shop)
     assert answer.code == 0, answer.err
     result = json.loads(answer.out)
-    assert {row["name"] for row in result["rows"]} == {"popularity", "item-to-item", "model"}
+    baselines = {"popularity", "item-to-item", "recently seen", "recent, live"}
+    assert {row["name"] for row in result["rows"]} == baselines | {"model"}
     assert result["num_users"] == NUM_USERS
 
 
@@ -189,6 +190,7 @@ def test_offline_scores_are_those_that_evaluation_ranks_by(shop: Path, tackboard
     from tackboard.checkpoint.store import load_checkpoint
     from tackboard.core.vocabulary import Vocabulary
     from tackboard.data.source import load_sequences
+    from tackboard.evaluation.judged_events import JudgedEvents
     from tackboard.evaluation.ranking import rank_model
     from tackboard.features.feature_set import read_features
     from tackboard.models.interface import build_model
@@ -213,7 +215,8 @@ def test_offline_scores_are_those_that_evaluation_ranks_by(shop: Path, tackboard
         who = next(f"user {number}" for number in range(NUM_USERS) if string_id(f"user {number}") == user_id)
         if who in late:
             continue  # Evaluation's history is a run of stored events; what a server saw of it was less.
-        ranked = rank(np.array([user]))[0] * model.log_inverse_temperature.exp().item()  # A ranking needs no scale.
+        judged = JudgedEvents(np.array([user]), sequences.train_ends[[user]])
+        ranked = rank(judged)[0] * model.log_inverse_temperature.exp().item()  # A ranking needs no scale.
         scores = scores_of(offline(shop, tackboard, request_of(who)))
         expected = [scores[item] for item in sorted(scores, key=string_id) if string_id(item) in sequences.catalogue]
         assert ranked == pytest.approx(expected, abs=1e-4)

@@ -104,7 +104,8 @@ def test_bundle_version_1_and_a_checkpoint_of_version_1(tmp_path: Path) -> None:
     assert scorer.signature.reads == ("history.item", "history.action", "history.surface", "history.gap")
     assert np.allclose(scores_of(scorer), SCORES_V1, atol=1e-5)
     table = evaluate_run(checkpoint, dataset=GOLDEN / "dataset-v1", quiet=True)
-    assert [row["name"] for row in table["rows"]] == ["popularity", "item-to-item", "model"]
+    baselines = ["popularity", "item-to-item", "recently seen", "recent, live"]
+    assert [row["name"] for row in table["rows"]] == [*baselines, "model"]
 
 
 def test_bundle_version_2_with_features_version_1(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from tackboard.core import keyed_random
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import load_sequences
+from tackboard.evaluation.judged_events import JudgedEvents, held_out_events
 from tackboard.evaluation.ranking import evaluate_rankings
 from tackboard.scoring.client import ScoringClient
 from tackboard.scoring.scorer import Scorer
@@ -31,6 +32,7 @@ Program = Callable[..., Any]
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = """\
 from tackboard.data.loader import DataConfig
+from tackboard.evaluation.judged_events import JudgedEvents, held_out_events
 from tackboard.evaluation.ranking import EvaluationConfig
 from tackboard.models.pinfm import PinFMConfig
 from tackboard.models.tables import TableConfig
@@ -83,17 +85,17 @@ def served(bundle: Path) -> Iterator[ScoringClient]:
 
 def asked(
     client: ScoringClient, sequences: Sequences, fields: Sequence[str]
-) -> Callable[[NDArray[np.int64]], NDArray[np.float32]]:
+) -> Callable[[JudgedEvents], NDArray[np.float32]]:
     """Scores of the catalogue for users of `sequences`, by a request each that holds only `fields` of their events."""
     events = sequences.source.dataset.read_events(["item_id", "action", "surface", "time_ms"])
     columns = {"item": events["item_id"].to_pylist()} | {
         name: events[name].to_pylist() for name in ("action", "surface", "time_ms")
     }
 
-    def score(users: NDArray[np.int64]) -> NDArray[np.float32]:
+    def score(judged: JudgedEvents) -> NDArray[np.float32]:
         rows = []
-        for user in users:
-            history = slice(sequences.offsets[user], sequences.train_ends[user])
+        for user, event in zip(judged.users, judged.events, strict=True):
+            history = slice(sequences.offsets[user], event)
             given = {name: columns[name][history] for name in fields}
             rows.append(client.score(given, sequences.catalogue.tolist(), binary=True))
         return np.array(rows)
@@ -113,9 +115,11 @@ def assert_same_table(
     sequences = load_sequences(next((folder / "datasets").iterdir()), ())
     with served(folder / "bundle") as client:
         scores = asked(client, sequences, fields)
-        found = evaluate_rankings(
-            sequences, {"model": scores}, cutoffs=cutoffs, filter_seen=False, max_users=users, quiet=True
+        judged = held_out_events(sequences).take(slice(0, users))
+        found, _ = evaluate_rankings(
+            sequences, {"model": scores}, judged, cutoffs=cutoffs, filter_seen=False, quiet=True
         )
+    expected = {name: expected[name] for name in found["rows"][0]}
     assert found["rows"][0] == expected
     return {name: value for name, value in expected.items() if name != "name"}
 

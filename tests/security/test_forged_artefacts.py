@@ -33,6 +33,7 @@ from tackboard.data.loader import DataConfig, TrainingSteps
 from tackboard.data.request_layout import read_labels
 from tackboard.data.request_loader import RequestConfig, RequestSource, RequestSteps
 from tackboard.data.source import load_sequences, open_sequences, snapshot_path
+from tackboard.evaluation.judged_events import held_out_events
 from tackboard.evaluation.truth import oracle
 from tackboard.events.synthetic.world_config import WorldConfig
 from tackboard.events.synthetic.world_dataset import write_world
@@ -493,4 +494,4 @@ def test_a_world_that_is_not_the_datasets_is_named(tmp_path: Path, change: dict[
     with pytest.raises(CorruptFileError, match=r"truth\.json is malformed"):
         score = oracle(sequences)
         assert score is not None
-        score(np.arange(len(sequences.user_ids)))
+        score(held_out_events(sequences))

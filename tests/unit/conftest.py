@@ -112,6 +112,64 @@ def make_dataset() -> Callable[..., Path]:
     return write_events
 
 
+HOUR_MS = 3_600_000
+START_MS = 1_714_521_600_000
+CUT_MS = START_MS + 60 * HOUR_MS
+"""2024-05-03T12:00:00, the cut of a `timed_log`."""
+NUM_OLD, NUM_ALL = 15, 25
+"""Items 0 to 14 appear at once; the others only after the cut. There can be up to four more, as `seed_after` says."""
+
+
+def timed_log(seed: int, seed_after: int | None = None) -> tuple[list[Event], list[int]]:
+    """Events of 26 users in 100 hours, and when they were received.
+
+    What happened or was received at or after the cut depends on `seed_after` alone.
+    """
+    seed_after = seed + 1000 if seed_after is None else seed_after
+    draws, later = np.random.default_rng(seed), np.random.default_rng(seed_after)
+    events: list[Event] = [(99, item, "click", "home", START_MS) for item in range(NUM_OLD)]
+    received = [START_MS] * NUM_OLD
+
+    def add(user: int, item: int, draw: float, time_ms: int, late_ms: int) -> None:
+        # From the cut on, there are also names that training must not know.
+        is_after = time_ms + late_ms >= CUT_MS
+        action = "hide" if draw < 0.2 else "save" if draw < 0.4 else "share" if is_after and draw < 0.5 else "click"
+        events.append((user, item, action, f"new-{seed_after}" if is_after and draw > 0.8 else "home", time_ms))
+        received.append(time_ms + late_ms)
+
+    for user in range(25):
+        if user % 5 != 1:  # the others have no event before the cut
+            for hour in draws.integers(1, 60, draws.integers(3, 12)).tolist():
+                late_ms = int(draws.integers(1, 30) * HOUR_MS) if draws.random() < 0.2 else 0
+                time_ms = START_MS + hour * HOUR_MS
+                item, kind = int(draws.random() ** 2 * NUM_OLD), draws.random()
+                if time_ms + late_ms >= CUT_MS:
+                    item, kind = int(later.integers(NUM_OLD)), later.random()
+                add(user, item, kind, time_ms, late_ms)
+        if user % 5 != 0:  # the others have no event after the cut
+            for hour in later.integers(0, 40, later.integers(1, 7)).tolist():
+                late_ms = int(later.integers(1, 30) * HOUR_MS) if later.random() < 0.2 else 0
+                add(
+                    user,
+                    int(later.integers(NUM_ALL + seed_after % 5)),
+                    later.random(),
+                    CUT_MS + hour * HOUR_MS,
+                    late_ms,
+                )
+    return events, received
+
+
+@pytest.fixture(scope="session")
+def make_timed() -> Callable[..., Path]:
+    """`make_timed(root, seed, seed_after=None)` writes a `timed_log` and returns its folder."""
+
+    def make(root: Path, seed: int, seed_after: int | None = None) -> Path:
+        events, received = timed_log(seed, seed_after)
+        return write_events(root, events, name="timed", received_ms=received)
+
+    return make
+
+
 @pytest.fixture(scope="session")
 def tiny_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """datasets/tiny: 14 users, 24 items, 137 events. Do not change it."""

@@ -62,7 +62,11 @@ def evaluate(
     log-loss, normalised entropy, calibration and HIT@3 for each label on requests of held-out users, and is compared
     with each item's mean label in training.
     """
-    settings = {"filter_seen": filter_seen, "judged": judged, "cutoffs": cutoffs and _whole_numbers(cutoffs)}
+    settings = {
+        "filter_seen": filter_seen,
+        "judged": judged,
+        "cutoffs": None if cutoffs is None else _whole_numbers(cutoffs),
+    }
     settings = {name: value for name, value in settings.items() if value is not None}
     options: dict[str, Any] = {"max_users": max_users, "device": device, "item_time": item_time, "cut": cut}
     result = evaluate_run(run, dataset=dataset, code_file=code, settings=settings, **options)
@@ -233,6 +237,13 @@ def _check_options(config: RunConfig, settings: Mapping[str, Any], cut: str | No
             reason = "to a ranker, which scores the candidates of each request"
         option = "--filter-seen and --keep-seen do" if given[0] == "filter_seen" else f"--{given[0]} does"
         raise UsageError(f"{option} not apply {reason}", fix="leave the option out")
+    if cut == "":
+        raise UsageError("--cut is empty", allowed="allowed: an instant such as 2024-05-01T12:00:00Z, or a share")
+    if "judged" in settings and cut is None and getattr(config.data, "split", "") != "time":
+        raise UsageError(
+            "--judged applies only to a split by time; this run predicts each user's last positive event",
+            fix="name a cut and events after it: --cut INSTANT --dataset DATASET, or leave the option out",
+        )
     if item_time is not None and not isinstance(config.data, RequestConfig):
         raise UsageError("--item-time applies only to a ranker", fix="leave the option out")
 

@@ -241,12 +241,14 @@ class SequenceSource:
     def read(self, buckets: Sequence[int] | NDArray[np.int64] | None = None, codes: Codes | None = None) -> Sequences:
         """Reads the sequences of the users of `buckets`, which are in ascending order; None means all users.
 
-        If `buckets` is None, times are always read, to check their order. For given buckets, `index_training` has
-        checked the order. If `codes` is given, item ids are not read; the numbers that `codes` returns for the events
-        replace them. Give `codes` only if the features compute nothing from the items (`only_carries_items`).
+        If `buckets` is None, times are always read, for evaluation and to check their order. For given buckets,
+        `index_training` has checked the order. If `codes` is given, item ids are not read; the numbers that `codes`
+        returns for the events replace them. Give `codes` only if the features compute nothing from the items
+        (`only_carries_items`).
         """
         spans = self.spans_of(range(self.num_buckets) if buckets is None else buckets)
-        more = [*(["context"] if self._reads_context() else []), *(["time_ms"] if buckets is None else [])]
+        more = [*(["context"] if self._reads_context() else [])]
+        more += ["time_ms", "received_ms"] if buckets is None else []
         names = list(dict.fromkeys([*self._columns, *self.columns_of_ranges, *more]))
         table = self.read_columns(spans, [name for name in names if codes is None or name != "item_id"])
         if codes is not None:

@@ -80,9 +80,20 @@ class TrainingEvents:
             num_items=len(trained.catalogue if catalogue is None else catalogue),
         )
 
+    @property
+    def end_ms(self) -> int:
+        """The instant after which the last of these events was known."""
+        return int(self.times.max(initial=0)) + 1
+
     def counts(self) -> NDArray[np.int64]:
         """Returns the number of positive events of each item [V]."""
         return np.bincount(self.items[self.is_positive], minlength=self.num_items)
+
+    def live_counts(self) -> LiveCounts:
+        """Returns the positive events as windows count them."""
+        items, times = self.items[self.is_positive], self.times[self.is_positive]
+        order = np.argsort(times, kind="stable")
+        return LiveCounts(items[order], times[order], self.num_items)
 
 
 class Popularity:
@@ -204,17 +215,16 @@ def all_baselines(
     filter_seen: bool,
     appears_ms: NDArray[np.int64] | None = None,
 ) -> Baselines:
-    """Returns all baselines for the events of `sequences`. The windows are chosen on the newest training events."""
+    """Returns all baselines for the events of `sequences`. The windows are chosen on `validation_events`."""
     rivals = simple_baselines(sequences, training) | {"recently seen": RecentlySeen(sequences).score}
-    counts = LiveCounts.of(sequences)
     split = sequences.source.time_split
     chosen, begin_ms = validation_events(sequences, training)
     trained = training.counts()
     windows: dict[str, float] = {}
     # Leave-last-out judges events of all times, so nothing is frozen at an instant.
-    for name, validation_ms, frozen_ms in (
-        ("recent, live", None, None),
-        *([("recent, frozen", begin_ms, split.cut_ms)] if split is not None else []),
+    for name, counts, validation_ms, frozen_ms in (
+        ("recent, live", LiveCounts.of(sequences), None, None),
+        *([("recent, frozen", training.live_counts(), begin_ms, training.end_ms)] if split is not None else []),
     ):
         rates = {}
         for hours in WINDOWS_H if len(chosen) else WINDOWS_H[4:5]:
@@ -232,12 +242,15 @@ def validation_events(sequences: Sequences, training: TrainingEvents) -> tuple[J
     They are events of the validation slice or, without one, of the newest training events.
     """
     split = sequences.source.time_split
-    end_ms = int(training.times.max(initial=0)) + 1 if split is None else split.until_ms
+    end_ms = training.end_ms if split is None else split.until_ms
     begin_ms = int(np.quantile(training.times, 1.0 - VALIDATION_SHARE)) if len(training.times) else end_ms
     if split is not None and split.has_slice:
         begin_ms, end_ms = split.until_ms, split.cut_ms
     chosen = events_between(sequences, begin_ms, end_ms)
-    return _drawn(chosen.take(np.flatnonzero(_known_at(sequences)[chosen.events] < end_ms)), sequences), begin_ms
+    # Without a cut, each user's held-out event is left out. With a cut, so is what was received at or after it.
+    ends = sequences.train_ends if sequences.cuts is None else sequences.cuts.cut_ends
+    chosen = chosen.take(np.flatnonzero(chosen.events < ends[chosen.users]))
+    return _drawn(chosen, sequences), begin_ms
 
 
 def _drawn(judged: JudgedEvents, sequences: Sequences) -> JudgedEvents:

@@ -32,7 +32,7 @@ from tackboard.evaluation.ranking import (
     held_out_event,
     rank_model,
 )
-from tackboard.evaluation.slices import history_items, sliced_rows, slicings_of
+from tackboard.evaluation.slices import SeenItems, sliced_rows, slicings_of
 from tackboard.evaluation.truth import oracle
 from tackboard.metrics.top_lists import coverage, novelty, repeat_share
 
@@ -84,9 +84,10 @@ def judge_catalogue(
         top=TOP,
         quiet=quiet,
     )
-    _add_figures(table["rows"], ranked, sequences, judged, training, by_time)
+    seen = SeenItems(sequences)
+    _add_figures(table["rows"], ranked, sequences, judged, training, by_time, seen)
     cutoff = TOP if TOP in settings.cutoffs else settings.cutoffs[0]
-    slices = sliced_rows(slicings_of(sequences, judged, known, appears_ms), ranked, cutoff)
+    slices = sliced_rows(slicings_of(sequences, judged, known, appears_ms, seen), ranked, cutoff)
     never_seen = ~known[judged.items(sequences)]
     return {
         "protocol": f"{_protocol(sequences, settings)}, full catalogue, ties against the target",
@@ -126,7 +127,7 @@ def result_name(sequences: Sequences, settings: EvaluationConfig, max_users: int
     if source.time_split is not None:
         words = [f"{settings.judged}-from-{shown_instant(source.time_split.cut_ms).replace(':', '')}"]
     words += ["new-items" if settings.filter_seen else "all-items", "at-" + "-".join(map(str, settings.cutoffs))]
-    return "_".join([*words, *([] if max_users is None else [f"{max_users}-users"]), f"of-{source.snapshot[:16]}"])
+    return "_".join([*words, *([] if max_users is None else [f"{max_users}-users"]), f"of-{source.snapshot[:40]}"])
 
 
 def _protocol(sequences: Sequences, settings: EvaluationConfig) -> str:
@@ -144,9 +145,10 @@ def _add_figures(
     judged: JudgedEvents,
     training: TrainingEvents,
     appears_ms: NDArray[np.int64] | None,
+    seen: SeenItems,
 ) -> None:
     """Adds MRR, recall and the figures of the first items to each rival's row."""
-    history, counts = history_items(sequences, judged), training.counts()
+    counts = training.counts()
     num_items = len(sequences.catalogue)
     if appears_ms is not None and len(judged):
         num_items = int((appears_ms < sequences.events.times[judged.events].max()).sum())
@@ -160,5 +162,5 @@ def _add_figures(
             f"recall@{TOP}": round(float(hits.mean()), 6),
             f"coverage@{TOP}": round(coverage(found.top, num_items), 6),
             f"novelty@{TOP}": round(novelty(found.top, counts), 3),
-            f"repeats@{TOP}": round(repeat_share(found.top, *history), 6),
+            f"repeats@{TOP}": round(repeat_share(found.top, seen.before(judged, found.top)), 6),
         }

@@ -24,6 +24,8 @@ TONES: Mapping[str, Tone] = {
     "oracle": "raw",
 }
 """The rivals in the charts, and their colours."""
+MOST_LETTERS = 30
+"""Longer labels are cut."""
 
 
 def evaluation_page(result: Mapping[str, Any]) -> str:
@@ -71,6 +73,11 @@ def _main(row: Mapping[str, Any]) -> float:
     return float(row[name])
 
 
+def shortened(label: str) -> str:
+    """Returns a label that leaves room for the bars, because names of actions and surfaces can have any length."""
+    return label if len(label) <= MOST_LETTERS else f"{label[: MOST_LETTERS - 1]}…"
+
+
 def _add_slicing(section: Section, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Adds a chart with one group of bars per slice."""
     labels = list(dict.fromkeys(row["slice"] for row in rows))
@@ -87,7 +94,7 @@ def _add_slicing(section: Section, name: str, rows: Sequence[Mapping[str, Any]])
         for rival in rivals
     ]
     chart = bar_chart(
-        [f"{label} ({counts[label]:,})" for label in labels],
+        [f"{shortened(label)} ({counts[label]:,})" for label in labels],
         bars,
         title=f"{metric.upper()} by {name}",
         description=f"{metric.upper()} of every rival by {name}. In brackets: the number of judged events.",

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from tackboard.core.errors import DataError
 from tackboard.data.sequences import Sequences
 from tackboard.data.time_split import shown_instant
-from tackboard.events.schema import numpy_column
 
 Judged = Literal["first", "last", "all"]
 JUDGED: tuple[Judged, ...] = ("first", "last", "all")
@@ -108,9 +107,6 @@ def judged_events(sequences: Sequences, judged: Judged) -> JudgedEvents:
 
 def first_seen(sequences: Sequences) -> NDArray[np.int64]:
     """Returns the time in ms of each item's first event in the log [V]; the largest number if there is none."""
-    items = sequences.source.dataset.read_items(["item_id", "first_ms"])
-    items = items.filter(items["first_ms"].is_valid())
     times = np.full(len(sequences.catalogue), np.iinfo(np.int64).max)
-    places = np.searchsorted(sequences.catalogue, numpy_column(items, "item_id"))
-    np.minimum.at(times, places, numpy_column(items, "first_ms"))
+    np.minimum.at(times, np.searchsorted(sequences.catalogue, sequences.item_ids), sequences.events.times)
     return times

@@ -32,6 +32,8 @@ from tackboard.metrics.ranks import RankingMetrics, ranks_of_targets
 
 SIMPLE = ("popularity", "item-to-item")
 """The baselines that count nothing but training events."""
+MOST_CUTOFFS = 12
+"""The cutoffs are part of a result's file name, which has at most 255 letters."""
 ScoreEvents = Callable[[JudgedEvents], "NDArray[np.floating] | torch.Tensor"]
 """A function that takes J judged events and returns scores over the catalogue [J, items], on any device."""
 
@@ -54,7 +56,8 @@ class EvaluationConfig:
     age is the time of the request minus this time. If empty, HIT@3 is not shown by age."""
 
     def __post_init__(self) -> None:
-        check(bool(self.cutoffs) and min(self.cutoffs) >= 1, "evaluation.cutoffs", self.cutoffs, "positive numbers")
+        is_list = 1 <= len(self.cutoffs) <= MOST_CUTOFFS and min(self.cutoffs) >= 1
+        check(is_list, "evaluation.cutoffs", self.cutoffs, f"1 to {MOST_CUTOFFS} positive numbers")
         check(self.chunk_users >= 1, "evaluation.chunk_users", self.chunk_users, "1 or more")
         check(self.judged in JUDGED, "evaluation.judged", self.judged, ", ".join(JUDGED))
 
@@ -119,7 +122,7 @@ class Ranked:
 
     ranks: NDArray[np.int64]
     top: NDArray[np.int64]
-    """Positions in the catalogue of the first items, best first [J, k]."""
+    """Positions in the catalogue of the first items, best first [J, k]; -1 if fewer items compete."""
 
 
 def evaluate_rankings(
@@ -141,7 +144,7 @@ def evaluate_rankings(
     rows, seconds, ranked = [], {}, {}
     for name, score in rivals.items():
         started = time.perf_counter()
-        with Progress(f"ranking by {name}", total=len(judged), unit="users", quiet=quiet) as progress:
+        with Progress(f"ranking by {name}", total=len(judged), unit="events", quiet=quiet) as progress:
             ranked[name] = rank_events(
                 score,
                 sequences,
@@ -215,7 +218,8 @@ def rank_events(
             _remove_seen(scores, sequences, events, targets[chunk], skip_newest)
         ranks[chunk] = ranks_of_targets(scores, targets[chunk])
         if top:
-            best[chunk] = scores.topk(best.shape[1], dim=1).indices.cpu().numpy()
+            values, places = scores.topk(best.shape[1], dim=1)
+            best[chunk] = places.masked_fill(values == float("-inf"), -1).cpu().numpy()
         advance(len(events))
     return Ranked(ranks, best)
 

@@ -32,6 +32,23 @@ MOST_NAMES = 12
 """Actions and surfaces beyond this number are one slice."""
 
 
+class SeenItems:
+    """Knows each user's first event with each item. Memory grows with the events, not with the judged histories."""
+
+    def __init__(self, sequences: Sequences) -> None:
+        self._num_items = len(sequences.catalogue)
+        users = np.repeat(np.arange(len(sequences.user_ids)), np.diff(sequences.offsets))
+        places = np.searchsorted(sequences.catalogue, sequences.item_ids)
+        self._keys, self._first_events = np.unique(users * self._num_items + places, return_index=True)
+
+    def before(self, judged: JudgedEvents, places: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Returns whether the user had seen each item of `places` [J, k] before the judged event; -1 is no item."""
+        wanted = judged.users[:, None] * self._num_items + places
+        found = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
+        earlier = self._first_events[found] < judged.events[:, None]
+        return (self._keys[found] == wanted) & earlier & (places >= 0)
+
+
 @dataclasses.dataclass(frozen=True)
 class Slicing:
     """Divides J judged events: event j belongs to the slice labels[codes[j]]."""
@@ -42,27 +59,25 @@ class Slicing:
 
 
 def slicings_of(
-    sequences: Sequences, judged: JudgedEvents, known: NDArray[np.bool_], appears_ms: NDArray[np.int64]
+    sequences: Sequences,
+    judged: JudgedEvents,
+    known: NDArray[np.bool_],
+    appears_ms: NDArray[np.int64],
+    seen: SeenItems,
 ) -> list[Slicing]:
     """Returns all slicings. `known` [V] says which items training saw, and `appears_ms` [V] when each item appeared."""
     times, items = sequences.events.times[judged.events], judged.items(sequences)
+    was_seen = seen.before(judged, items[:, None])[:, 0]
     split = sequences.source.time_split
     found = [
         Slicing("item age", AGE_LABELS, np.digitize(times - appears_ms[items], AGE_BOUNDS)),
         Slicing("item in training", ("never seen", "seen"), known[items].astype(np.int64)),
-        Slicing("item for the user", ("new", "seen before"), was_seen(sequences, judged).astype(np.int64)),
+        Slicing("item for the user", ("new", "seen before"), was_seen.astype(np.int64)),
         Slicing("history", LENGTH_LABELS, np.digitize(judged.lengths(sequences), LENGTH_BOUNDS)),
     ]
     if split is not None:
         found.append(Slicing("time since the cut", SINCE_LABELS, np.digitize(times - split.cut_ms, SINCE_BOUNDS)))
     return found + [_named(sequences, judged, kind) for kind in ("action", "surface")]
-
-
-def was_seen(sequences: Sequences, judged: JudgedEvents) -> NDArray[np.bool_]:
-    """Returns whether the user had an event with the item before each judged event [J]."""
-    rows, seen = history_items(sequences, judged)
-    same = seen == judged.items(sequences)[rows]
-    return np.bincount(rows[same], minlength=len(judged)) > 0
 
 
 def history_items(sequences: Sequences, judged: JudgedEvents) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -35,8 +35,9 @@ class TrainingConfig:
     checkpoint_every: int = 200
     """Steps between checkpoints. A checkpoint is also written at the start, at the end, and on SIGTERM or SIGINT."""
     validate_every: int = 0
-    """Steps between judgements. A judgement computes the loss on the users of data.validation_share and writes a
-    checkpoint. The best checkpoint is kept, and `evaluate` and `export` use it. 0 means no judgements."""
+    """Steps between judgements. A judgement computes the loss on the users of data.validation_share, or on the slice of
+    data.validation_hours, and writes a checkpoint. The best checkpoint is kept, and `evaluate` and `export` use it. 0
+    means no judgements."""
     validation_steps: int = 100
     """Largest number of steps of held-out data that a judgement reads. Every judgement reads the same steps."""
     patience: int = 0
@@ -170,10 +171,11 @@ class RunConfig:
                 allowed=f"allowed: {self.model.max_history}, as model.max_history",
                 fix=f"--set data.max_history={self.model.max_history}",
             )
-        if self.training.validate_every and not self.data.validation_share:
+        held_out = self.data.validation_share or getattr(self.data, "validation_hours", 0.0)
+        if self.training.validate_every and not held_out:
             raise ConfigError(
-                f"training.validate_every is {self.training.validate_every}, but no users are held out",
-                allowed="allowed: 0, or any number together with data.validation_share above 0",
+                f"training.validate_every is {self.training.validate_every}, but nothing is held out for it",
+                allowed="allowed: 0, or any number with data.validation_share or data.validation_hours above 0",
                 fix="--set data.validation_share=0.05",
             )
 

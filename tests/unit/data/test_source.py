@@ -15,7 +15,7 @@ from tackboard.core.errors import ConfigError, CorruptFileError, DataError
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import load_sequences, open_sequences
-from tackboard.evaluation.ranking import evaluated_users
+from tackboard.evaluation.judged_events import held_out_events
 from tackboard.events.dataset import open_dataset
 from tackboard.features.backfill import backfill
 from tackboard.features.batch_executor import BatchExecutor, RequestRows
@@ -93,7 +93,7 @@ def test_the_event_before_the_last_can_be_held_out(tmp_path: Path, make_dataset:
     # User 5 has a single positive: it will be tested, so it is not trained on either.
     assert sequences.targets.tolist() == [-1, 1, 2, 5]
     assert sequences.train_ends.tolist() == [1, 1, 2, 5]
-    assert evaluated_users(load_sequences(dataset, held_out=2)).tolist() == [2]
+    assert held_out_events(load_sequences(dataset, held_out=2)).users.tolist() == [2]
 
 
 def test_the_time_since_the_event_before_goes_with_the_history_also_where_it_was_stored(
@@ -119,7 +119,7 @@ def test_where_nothing_is_held_out_everything_is_training(tmp_path: Path, make_d
     assert sequences.train_ends.tolist() == [1, 2, 5, 7]
     assert sequences.is_positive.all()  # no positive actions named: all are
     with pytest.raises(DataError, match="no user to evaluate"):
-        evaluated_users(sequences)
+        held_out_events(sequences)
     with pytest.raises(ConfigError, match="held_out = -1"):
         load_sequences(sequences.source.path, held_out=-1)
 

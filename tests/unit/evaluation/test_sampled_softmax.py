@@ -13,6 +13,7 @@ from tackboard.batch import HashConfig
 from tackboard.core.errors import DataError
 from tackboard.core.vocabulary import Vocabulary
 from tackboard.data.stream import StreamConfig, StreamSource
+from tackboard.evaluation.judged_events import JudgedEvents
 from tackboard.evaluation.sampled_softmax import evaluate_stream, log_losses, loss_gap_closed, stream_rivals
 from tackboard.events.synthetic.stream_law import StreamLawConfig
 from tackboard.features.standard import features_for_model
@@ -66,11 +67,12 @@ def test_the_table_equals_a_plain_loop() -> None:
 def test_the_models_scores_are_those_of_its_loss() -> None:
     source = open_stream().over(np.arange(0, 600, 3))
     model, sequences = fresh_model(source), source.test_sequences(5)
-    scores = stream_rivals(model, sequences, CONFIG.tables, CONFIG.max_history)["model"](np.arange(5))
+    judged = JudgedEvents(np.arange(5), sequences.targets[:5])
+    scores = stream_rivals(model, sequences, CONFIG.tables, CONFIG.max_history)["model"](judged)
     assert torch.as_tensor(scores).abs().max() <= 1 / CONFIG.loss.initial_temperature + 1e-3
     with torch.no_grad():
         model.log_inverse_temperature += math.log(2.0)
-    doubled = stream_rivals(model, sequences, CONFIG.tables, CONFIG.max_history)["model"](np.arange(5))
+    doubled = stream_rivals(model, sequences, CONFIG.tables, CONFIG.max_history)["model"](judged)
     assert torch.allclose(torch.as_tensor(doubled), 2 * torch.as_tensor(scores), rtol=1e-4)
 
 

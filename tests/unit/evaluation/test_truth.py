@@ -11,6 +11,7 @@ import pytest
 
 from tackboard.data.sequences import Sequences
 from tackboard.data.source import load_sequences
+from tackboard.evaluation.judged_events import JudgedEvents
 from tackboard.evaluation.truth import oracle
 from tackboard.events.synthetic.oracle import oracle_item_ids, oracle_scores
 from tackboard.events.synthetic.world_config import WorldConfig
@@ -34,7 +35,7 @@ def test_scores_are_the_probabilities_of_the_held_out_event(world: Sequences) ->
     score = oracle(world)
     assert score is not None
     users = np.flatnonzero(world.targets >= 0)[::-1]
-    scores = score(users)
+    scores = score(JudgedEvents(users, world.targets[users]))
     assert scores.sum(axis=1) == pytest.approx(np.ones(len(users)))
     columns = {item: column for column, item in enumerate(oracle_item_ids(WORLD).tolist())}
     for row, user in enumerate(users):
@@ -52,7 +53,8 @@ def test_columns_follow_the_catalogue(world: Sequences) -> None:
     assert whole_scores is not None
     assert half_scores is not None
     users = np.flatnonzero(world.targets >= 0)
-    assert np.array_equal(half_scores(users), whole_scores(users)[:, 1::2])
+    judged = JudgedEvents(users, world.targets[users])
+    assert np.array_equal(half_scores(judged), whole_scores(judged)[:, 1::2])
 
 
 def _chances_of_what_happened(world: Sequences) -> np.ndarray:
@@ -60,7 +62,7 @@ def _chances_of_what_happened(world: Sequences) -> np.ndarray:
     assert score is not None
     users = np.flatnonzero(world.targets >= 0)
     columns = np.searchsorted(world.catalogue, world.item_ids[world.targets[users]])
-    return score(users)[np.arange(len(users)), columns]
+    return np.asarray(score(JudgedEvents(users, world.targets[users])))[np.arange(len(users)), columns]
 
 
 def test_what_happened_was_possible(world: Sequences) -> None:

@@ -104,6 +104,37 @@ def test_two_runs_are_bit_identical(make_trainer: MakeTrainer, trained_run: RunD
     assert {name.partition("/")[0] for name in tensors} == {"dense", "tables", "optimizer"}
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [(), ("data.validation_hours=12", "training.validate_every=2"), ("data.uniform_negatives=9",)],
+    ids=["cut", "slice", "negatives"],
+)
+def test_nothing_from_the_cut_on_reaches_a_run(
+    tmp_path: Path, tiny_config: Config, make_timed: Callable[..., Path], overrides: tuple[str, ...]
+) -> None:
+    """Two logs that differ only from the cut on give the same parameters, optimiser states and losses, bit for bit.
+
+    The logs differ in the items, actions, surfaces, times and number of these events, and in events that were received
+    from the cut on. A third log, which differs before the cut, gives another run.
+    """
+    found = []
+    for seed, seed_after in ((1, 10), (1, 11), (2, 10)):
+        dataset = make_timed(tmp_path / f"{seed}-{seed_after}", seed, seed_after)
+        settings = (f"data.dataset={dataset}", "data.split=time", "data.cut=2024-05-03T12:00:00", *overrides)
+        config = tiny_config(*settings)
+        source = config.data.open(features_for(config))
+        run = RunDirectory.create(tmp_path / "runs", config.name, config_to_json(config))
+        trainer = Trainer(config, run, source)
+        trainer.train(quiet=True)
+        tensors, state, metrics = outcome(run)
+        same = {name: state[name] for name in ("vocabulary", "step", "num_tokens")}
+        found.append((tensors, same, metrics, source.dataset.read_events().to_pydict()))
+    first, second, third = found
+    assert first[3] != second[3] and len(first[3]["item"]) != len(second[3]["item"])
+    assert first[:3] == second[:3]
+    assert first[0] != third[0] and first[2] != third[2]
+
+
 def test_the_seed_decides(make_trainer: MakeTrainer, trained_run: RunDirectory) -> None:
     trainer = make_trainer("seed=1")
     trainer.train(quiet=True)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from tackboard.checkpoint.store import find_checkpoint, load_checkpoint
 from tackboard.core.rundir import RunDirectory
 from tackboard.data.source import SequenceSource
+from tackboard.evaluation.judged_events import JudgedEvents
 from tackboard.evaluation.ranking import rank_model
 from tackboard.export.exporter import export_bundle
 from tackboard.models.tables import STORAGES
@@ -56,9 +57,10 @@ def test_half_tables_are_exported_evaluated_and_scored(
     assert torch.allclose(table.float(), trainer.model.item_tables.weight.float(), rtol=0, atol=2.0**-25)
     scorer = Scorer.load(tmp_path / "bundle", num_threads=1)
     assert scorer.model.item_tables.weight.dtype == STORAGES[tables]
-    sequences, config, users = trainer.source.read(), trainer.config.model, np.arange(5)
+    sequences, config = trainer.source.read(), trainer.config.model
+    judged = JudgedEvents(np.arange(5), sequences.train_ends[:5])
     trained, served = (
-        np.asarray(rank_model(model, sequences, config.tables, config.max_history)(users))
+        np.asarray(rank_model(model, sequences, config.tables, config.max_history)(judged))
         for model in (trainer.model, scorer.model)
     )
     assert trained.dtype == np.float32

@@ -112,7 +112,7 @@ def test_judging_does_not_change_what_is_trained(tiny_config: Config, tmp_path: 
 
 
 def test_to_judge_somebody_must_be_held_out(tiny_config: Config) -> None:
-    with pytest.raises(ConfigError, match="no users are held out") as caught:
+    with pytest.raises(ConfigError, match="nothing is held out") as caught:
         tiny_config("training.validate_every=2")
     assert "--set data.validation_share" in caught.value.fix
     with pytest.raises(ConfigError, match="training.patience"):

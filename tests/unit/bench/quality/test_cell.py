@@ -19,8 +19,7 @@ from tackboard.bench.quality.cell import (
     Fit,
     Judge,
     Machine,
-    RecentlySeen,
-    chosen_users,
+    chosen_events,
     metrics_of,
     run_cell,
     step_of,
@@ -31,6 +30,8 @@ from tackboard.bench.quality.methods import METHODS
 from tackboard.bench.quality.study_plan import Options, StudyContext
 from tackboard.core.errors import DataError, Preempted, UsageError
 from tackboard.data.source import open_sequences
+from tackboard.evaluation.baselines import RecentlySeen
+from tackboard.evaluation.judged_events import JudgedEvents
 from tackboard.flow.jobs import JobRunner
 
 CPU = Machine(device="cpu", num_threads=1)
@@ -137,8 +138,8 @@ def test_filter_of_the_newest_leaves_older_items_in_the_ranking(context: StudyCo
     cell = cell_of(context, "popularity", "baseline")
     sequences = open_sequences(context.work.dataset(cell), held_out=1).read()
 
-    def flat(users: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        return np.zeros((len(users), len(sequences.catalogue)), dtype=np.float32)
+    def flat(judged: JudgedEvents) -> np.ndarray[Any, Any]:
+        return np.zeros((len(judged), len(sequences.catalogue)), dtype=np.float32)
 
     # All scores are equal and ties count against the target: its rank is the number of other items in the ranking.
     for newest, expected in ((0, 35 - 11 - 1), (4, 35 - 4 - 1)):
@@ -150,11 +151,11 @@ def test_filter_of_the_newest_leaves_older_items_in_the_ranking(context: StudyCo
 def test_ranked_users_are_drawn_by_their_ids(context: StudyContext) -> None:
     cell = cell_of(context, "popularity", "baseline")
     sequences = open_sequences(context.work.dataset(cell), held_out=1).read()
-    some = chosen_users(sequences, 7)
+    some = chosen_events(sequences, 7).users
     assert len(some) == 7 and (np.diff(some) > 0).all()
-    assert chosen_users(sequences, 7).tolist() == some.tolist()
-    assert set(some) <= set(chosen_users(sequences, 12)), "fewer are a part of more"
-    assert chosen_users(sequences, 0).tolist() == list(range(24))
+    assert chosen_events(sequences, 7).users.tolist() == some.tolist()
+    assert set(some) <= set(chosen_events(sequences, 12).users), "fewer are a part of more"
+    assert chosen_events(sequences, 0).users.tolist() == list(range(24))
 
 
 def test_what_was_judged_is_told_by_its_events(context: StudyContext) -> None:
@@ -173,7 +174,8 @@ def test_what_was_judged_is_told_by_its_events(context: StudyContext) -> None:
 def test_recently_seen_scores_the_newest_highest(context: StudyContext) -> None:
     cell = cell_of(context, "popularity", "baseline")
     sequences = open_sequences(context.work.dataset(cell), held_out=1).read()
-    scores = RecentlySeen(sequences).score(np.array([3]))[0]
+    judged = JudgedEvents(np.array([3]), sequences.targets[3:4])
+    scores = RecentlySeen(sequences).score(judged)[0]
     begin, end = sequences.offsets[3], sequences.train_ends[3]
     newest_first = sequences.catalogue[np.argsort(-scores, kind="stable")][: end - begin]
     assert newest_first.tolist() == sequences.item_ids[begin:end][::-1].tolist()
