@@ -160,7 +160,7 @@ def _choices(features: LiveFeatures, score: ScoreEvents, judged: JudgedEvents) -
     rows, items, of_own = features.own(judged)
     starts = np.searchsorted(rows, np.arange(len(judged) + 1))
     times, targets = features.sequences.events.times[judged.events], judged.items(features.sequences)
-    found, time, of_items, popular = [], None, np.zeros((0, 0), dtype=np.float32), np.zeros(0, dtype=np.int64)
+    found, time, of_items, popular = [], -1, np.zeros((0, 0), dtype=np.float32), np.zeros(0, dtype=np.int64)
     for place in range(len(judged)):
         if time != times[place]:
             time = int(times[place])

@@ -279,7 +279,7 @@ def test_a_history_that_ends_earlier_is_filtered_where_it_ends(tiny_sequences: S
 
 
 @pytest.mark.parametrize("filter_seen", [True, False])
-def test_items_compete_from_their_first_event_on(by_time: Callable[..., Sequences], filter_seen: bool) -> None:
+def test_items_compete_after_their_first_event(by_time: Callable[..., Sequences], filter_seen: bool) -> None:
     """Ranks and first items equal a plain loop; places that no item can take are -1."""
     data = by_time(1)
     judged, appears_ms = judged_events(data, "all"), first_seen(data)
@@ -292,21 +292,27 @@ def test_items_compete_from_their_first_event_on(by_time: Callable[..., Sequence
     found = rank_events(
         score, data, judged, filter_seen=filter_seen, chunk_users=7, appears_ms=appears_ms, top=len(data.catalogue)
     )
+    num_first = 0
     for row, (user, event) in enumerate(zip(judged.users, judged.events, strict=True)):
         seen = set(data.item_ids[data.offsets[user] : event].tolist()) if filter_seen else set()
         target = int(data.item_ids[event])
         rivals = {
             place: scores[row, place]
             for place, item in enumerate(data.catalogue.tolist())
-            if item == target or (appears_ms[place] <= data.events.times[event] and item not in seen)
+            if appears_ms[place] < data.events.times[event] and (item == target or item not in seen)
         }
-        own = rivals.pop(data.catalogue.tolist().index(target))
+        own = rivals.pop(data.catalogue.tolist().index(target), None)
+        if own is None:
+            num_first += 1  # Nobody can rank the item of its own first event.
+            assert found.ranks[row] == len(data.catalogue) - 1
+            assert judged.items(data)[row] not in found.top[row]
+            continue
         assert found.ranks[row] == sum(bool(value >= own) for value in rivals.values())
         num_rivals = 1 + len(rivals)
         shown = scores[row, found.top[row, :num_rivals]]
         assert (np.diff(shown) <= 0).all() and set(found.top[row, :num_rivals]) == {*rivals, judged.items(data)[row]}
         assert (found.top[row, num_rivals:] == -1).all()
-    assert (found.top == -1).any()
+    assert (found.top == -1).any() and num_first
 
 
 def test_items_that_training_never_saw_rank_behind_all_others(
