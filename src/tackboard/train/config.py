@@ -35,8 +35,8 @@ class TrainingConfig:
     checkpoint_every: int = 200
     """Steps between checkpoints. A checkpoint is also written at the start, at the end, and on SIGTERM or SIGINT."""
     validate_every: int = 0
-    """Steps between judgements. A judgement computes the loss on the users of data.validation_share and writes a
-    checkpoint. The best checkpoint is kept, and `evaluate` and `export` use it. 0 means no judgements."""
+    """Steps between judgements. A judgement computes the loss on held-out data and writes a checkpoint. The best
+    checkpoint is kept, and `evaluate` and `export` use it. 0 means no judgements."""
     validation_steps: int = 100
     """Largest number of steps of held-out data that a judgement reads. Every judgement reads the same steps."""
     patience: int = 0
@@ -61,7 +61,7 @@ class TrainingConfig:
     can pad and is compiled on a GPU. Padding changes no result except rounding and the numbers that dropout draws."""
     cuda_graphs: str = "auto"
     """Whether to record a step of each shape as a CUDA graph and replay it: `on`, `off`, or `auto`, which replays if
-    batches are padded on a GPU and the model allows replay. A replayed step has the same results in the same bits."""
+    batches are padded on a GPU and the model allows replay. A replayed step gives the same results, bit for bit."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "checkpoint_every", "validation_steps", "log_every"):
