@@ -19,8 +19,8 @@ MIN_POSSIBLE_REPEATS = 100
 """Repeats are judged only if at least this many events are not the first event of their user."""
 NEW_SHARE = 0.1
 """The catalogue turns over if at least this share of the last tenth's events are on items without an earlier event. The
-share that rare items would cause in any part of the log is subtracted first. Of the public logs, those with a stable
-catalogue are far below this value (MovieLens-1M: 0.1%), and those of articles are far above it (Kakao Brunch: 41%)."""
+share that rare items alone would cause is subtracted first. Of the public logs, those with a stable catalogue are far
+below this value (MovieLens-1M: 0.1%), and those of articles are far above it (Kakao Brunch: 41%)."""
 MIN_SPAN_MS = 2 * DAY_MS
 """A log must span this time to be split by time. In a shorter log the two parts differ by the hour of the day."""
 MIN_LAST_EVENTS = 1_000
