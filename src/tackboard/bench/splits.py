@@ -1,7 +1,7 @@
 """`tackboard bench splits` trains the same recipe twice, once for leave-last-out and once for a split by time.
 
 Both runs read the same number of tokens. Each is judged by its own split, beside the same baselines. The gap between
-the two tables is what leave-last-out does not show: how much of the log's newest events a model of the past knows.
+the two tables shows what leave-last-out hides: how well a model of the past ranks the newest events of the log.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def measure_splits(
 
 
 def _judged(folder: Path, path: Path, plan: SplitPlan, dataset: str, split: str, seed: int) -> dict[str, Any]:
-    """Trains and evaluates the run of one split, unless that is done."""
+    """Trains and evaluates the run of one split, unless an earlier call has done this."""
     steps = max(1, round(plan.tokens / plan.tokens_per_step))
     settings = [*plan.settings, f"data.dataset={path}", f"data.split={split}", f"training.steps={steps}"]
     settings += [f"data.tokens_per_step={plan.tokens_per_step}", f"training.checkpoint_every={steps}"]

@@ -195,7 +195,7 @@ def _warn_of_forgotten(snapshot: Path) -> None:
 
 
 def _warn_of_choices(config: RunConfig, source: SequenceSource) -> None:
-    """Warns if the log suggests another split or filter than the run has. Only histories of a dataset have these."""
+    """Warns if the log suggests another split or filter than the run has. Only pretraining on a log has these."""
     from tackboard.core.progress import say
     from tackboard.data.loader import DataConfig
     from tackboard.data.stored_turnover import turnover_once

@@ -95,7 +95,8 @@ class StepsConfig(abc.ABC):
 class PartOfUsers:
     """One part of the users, chosen by their ids and the shares. If both shares are 0, all users belong to `train`.
 
-    If the log has a validation slice (time_split.py), all users belong to both parts, and the slice is the validation.
+    If the log has a validation slice (time_split.py), users are not divided. Training and validation then have all
+    users, and validation predicts the events of the slice.
     """
 
     part: Part = "train"

@@ -74,8 +74,10 @@ def segments_of(
 ) -> tuple[Segments, NDArray[np.bool_]]:
     """Returns the segments of one part of the users, and which events are predicted [N].
 
-    Without cuts in time, the segments hold all training events, and the positive ones are predicted. With cuts, they
-    hold the events to predict and as many earlier events as fit, and only positive events to predict are predicted.
+    Without cuts in time, the segments hold all training events, and all positive events are predicted. With cuts, each
+    user has a first event to predict (`UserCuts.first_predicted`, or the start of the slice). The segments then hold
+    the events from this event on, and the earlier events that fill the oldest segment. Positive events from this event
+    on are predicted.
     """
     begins, ends = found.offsets[:-1], found.train_ends
     if found.cuts is None:
@@ -180,7 +182,7 @@ def _nothing_to_train_on(source: SequenceSource, users: PartOfUsers, *, has_even
         named = ", ".join(f"{name} {shown_instant(at)}" for name, at in instants.items())
         return DataError(
             f"{source.path} has no {what} for {purpose}",
-            allowed=f"the instants that decide it: {named}",
+            allowed=f"these instants decide what is read: {named}",
             fix="choose another data.cut, data.validation_hours or data.predict_from",
         )
     fix = "use users with at least two events"

@@ -60,8 +60,8 @@ class DataConfig(StepsConfig):
     """Which positive event of each user is predicted in evaluation, counted from the last: 1 for the test, 2 for
     validation. Later events are not used. Has no effect if data.split is time."""
     split: Split = "last"
-    """What evaluation predicts: `last`, each user's last positive event, or `time`, events after data.cut. With `time`,
-    training reads only what happened before the cut."""
+    """`last`: evaluation predicts each user's last positive event. `time`: evaluation predicts events from data.cut on,
+    and training reads only events that happened and were received before data.cut."""
     cut: str = ""
     """Instant that ends training, such as 2024-05-01 or 2024-05-01T12:00:00Z, or a share of the log's events in the
     order of time, such as 0.9. Empty means 0.9 if data.split is time."""
@@ -70,7 +70,7 @@ class DataConfig(StepsConfig):
     during training predict the events of the slice. Needs data.split=time."""
     predict_from: str = ""
     """Training predicts only events from this instant on; earlier events are context. Empty means all events.
-    `tackboard train --continue` sets it to the end of the run that it goes on with."""
+    `tackboard train --continue RUN` sets the instant to the end of RUN."""
     max_length: int = 64
     """Largest number of events in a training segment."""
     segments: str = "all"
@@ -109,7 +109,7 @@ class DataConfig(StepsConfig):
             raise ConfigError(
                 "data.validation_hours and data.validation_share are both given",
                 allowed="judgements read either the slice before the cut or the events of some users",
-                fix="set one of both to 0",
+                fix="set one of the two to 0",
             )
         if self.predict_from:
             parse_instant(self.predict_from, "data.predict_from")
@@ -136,7 +136,7 @@ class DataConfig(StepsConfig):
         return resolve_split(dataset, self.cut, self.validation_hours)
 
     def at(self, lineage: Mapping[str, Any]) -> Self:
-        """Returns this config with the snapshot and the cut that a run recorded, so a share is not counted again."""
+        """Returns this config with the snapshot and the cut that a run recorded, so the cut does not change."""
         data = super().at(lineage)
         return dataclasses.replace(data, cut=shown_instant(lineage["cut_ms"])) if "cut_ms" in lineage else data
 
@@ -236,7 +236,7 @@ class TrainingSteps(NumberedSteps[SequenceBatch]):
         # for data longer than it trains.
         is_only = self.plan.num_windows == 1
         prepared = self._whole if is_only else self._prepare(self.plan.buckets_of(epoch, number))
-        # A user's own items are no negatives of any of the user's segments, so one process gets all of them.
+        # A user's own items are no negatives of any of the user's segments, so one process gets all these segments.
         mine, bounds = self.plan.deal(
             epoch, number, prepared.lengths, self.rank, self.world_size, owners=prepared.users
         )
@@ -310,8 +310,8 @@ def stored_batch(
     If `frequencies` is given, the batch is for a loss. It then has the positive events, the log shares of the items,
     and for each event the features of a request just before the event. If `frequencies` is None, the batch equals the
     batch that a server would build, with the features of the single request that follows the history. So evaluation
-    sees only data that a server would see. `requests` [B] holds the events at whose times these requests happen; by
-    default, the held-out events.
+    sees only data that a server would see. `requests` [B] holds, for each range, the event at whose time this request
+    happens; the default is the user's held-out event.
     """
     events = ranges(starts, lengths)
     if requests is None:

@@ -426,7 +426,7 @@ def _write_rows(
 
 
 def _requests_with(action: str, events: pa.Table, places: Ints) -> NDArray[np.bool_]:
-    """Returns, for each event, whether an event of the same request has an action. `places` are those of the items."""
+    """Returns, for each event, whether an event of the same request has an action. `places` holds the items' places."""
     instants = _instants(numpy_column(events, "user_id"), numpy_column(events, "time_ms"), places)
     has_action = pc.equal(one_array(events["action"]).cast(pa.string()), action).to_numpy(zero_copy_only=False)
     found = np.zeros(len(instants), dtype=bool)

@@ -310,7 +310,7 @@ class Histories:
 
     def view(self, user_ids: NDArray[np.int64], request_ms: NDArray[np.int64]) -> View:
         """Returns the newest events that were received strictly before each request. If the history has anchors
-        (`events.anchored`), they begin at the anchor."""
+        (`events.anchored`), the returned events begin at the request's anchor."""
         view = self._visibility.view(find_ids(self._user_ids, user_ids), request_ms, self._max_history)
         if self._stride == 1:
             return view.newest(self._max_history)

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 class UserRanges:
     """Says which of N events belong to each of U users. `targets` [U] holds the index of the held-out event, or -1.
 
-    `targets` is the event of leave-last-out. With a split by time, evaluation chooses its events itself (ranking.py).
+    There are targets only with leave-last-out. With a split by time, evaluation chooses which events to judge
+    (evaluation/judged_events.py).
     """
 
     user_ids: NDArray[np.int64]
@@ -62,7 +63,7 @@ class UserRanges:
         split: TimeSplit | None,
         predict_from_ms: int | None,
     ) -> UserRanges:
-        """Returns the same ranges, divided at instants. With a split by time, no event is a target (-1)."""
+        """Returns the same ranges with cuts at instants. With a split by time, all targets are -1 (no event)."""
         targets = self.targets if split is None else np.full_like(self.targets, -1)
         last_ends = dataclasses.replace(self, targets=targets).train_ends
         cuts = UserCuts.find(self.offsets, times, received, split, predict_from_ms, last_ends)

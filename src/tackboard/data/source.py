@@ -73,8 +73,8 @@ class ReadCounters:
 
 @dataclasses.dataclass(frozen=True)
 class KnownNames:
-    """Numbers of events that training may read: of each item of the catalogue [V], and of each action and surface of
-    the dataset, and in all. `num_users` is the number of users with such events."""
+    """How many events training may read: for each item of the catalogue [V], for each action and each surface of the
+    dataset, and in total. `num_users` is the number of users with such events."""
 
     items: NDArray[np.int64]
     actions: NDArray[np.int64]
@@ -187,7 +187,7 @@ class SequenceSource:
 
     @property
     def end_ms(self) -> int:
-        """The instant before which all training events happened; a run that goes on with this one begins there."""
+        """The instant before which all training events happened. A run that goes on with this data begins there."""
         return int(self.dataset.statistics["last_ms"]) + 1 if self.time_split is None else self.time_split.until_ms
 
     def lineage(self) -> dict[str, Any]:
@@ -355,7 +355,7 @@ def open_sequences(
     0 holds out nothing. `vocabulary` is the vocabulary of an existing model; its indices may differ from the indices of
     the dataset's own vocabulary. `features` takes a vocabulary and returns the features that the model reads.
     `time_split` takes the opened dataset and returns the instants of a split by time; None means leave-last-out.
-    `predict_from_ms` is the instant from which on training predicts events; None means all training events.
+    Training predicts only events from the instant `predict_from_ms` on; None means all training events.
     """
     opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     return SequenceSource(

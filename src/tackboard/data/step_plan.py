@@ -1,10 +1,10 @@
 """Computes what each training step reads, as a pure function of the step number and not as a position in a stream.
 
 This module takes the number of tokens in each bucket of the dataset, the seed and the token budget, and maps a step
-number to units of a window. A unit is never split; it is a segment of a history, or a request with its candidates.
-Epoch e visits the buckets in a permutation keyed by (seed, e). Buckets that are visited together form a window. The
-units of a window are permuted as well, and the permuted units are cut into steps. The steps have nearly equal numbers
-of tokens, and none exceeds the budget.
+number to units. A unit is a segment of a history, or a request with its candidates, and is never split. Epoch e visits
+the buckets in a permutation keyed by (seed, e). Buckets that are visited together form a window. The units of a window
+are permuted as well, and the permuted units are cut into steps. The steps have nearly equal numbers of tokens, and none
+exceeds the budget.
 
     epoch      bucket 7 │ 2 │ 5  ║  0 │ 6 │ 3  ║  4 │ 1        windows of up to three buckets
     steps      0 │ 1 │ 2 │ 3     ║  4 │ 5 │ 6  ║  7 │ 8        each within one window
@@ -37,7 +37,7 @@ BUCKET_STREAM = 12
 
 @dataclasses.dataclass(frozen=True)
 class Segments:
-    """Holds G ranges of consecutive events, each of one user. `starts` and `users` [G] are indices into sequences."""
+    """Holds G ranges of consecutive events, each of one user. `starts` holds indices of events, `users` of users."""
 
     starts: NDArray[np.int64]
     lengths: NDArray[np.int64]

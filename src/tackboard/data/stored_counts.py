@@ -44,7 +44,7 @@ def counted_once(
     count: Callable[[], IndexCounts],
     fits: Callable[[IndexCounts], bool],
 ) -> IndexCounts:
-    """Returns the stored counts of a snapshot for these settings. Without any, calls `count` and stores its result.
+    """Returns the stored counts of a snapshot for these settings, or calls `count` and stores its result.
 
     `settings` must hold everything that decides the counts. `fits` says whether stored counts fit this dataset.
     """

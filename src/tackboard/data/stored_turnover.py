@@ -16,11 +16,11 @@ from tackboard.events.checks.turnover import Turnover, measure_turnover
 VERSION = 1
 """Version of the stored measures. Raise the version if a change of the code gives other measures for the same log."""
 OPTIONAL = {"half_life_ms"}
-"""Measures that may be None, and are then not stored."""
+"""Measures that may be None. A measure that is None is not stored."""
 
 
 def turnover_once(source: SequenceSource) -> Turnover:
-    """Returns the stored measures of a dataset, or measures it and stores the result."""
+    """Returns the stored measures of a dataset. If there are none, measures the dataset and stores the result."""
     names = [field.name for field in dataclasses.fields(Turnover)]
 
     def count() -> IndexCounts:

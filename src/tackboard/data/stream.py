@@ -186,7 +186,7 @@ class StreamSource(SequenceSource):
         return twin
 
     def histories_of(self, users: NDArray[np.int64], num_events: NDArray[np.int64]) -> Sequences:
-        """Makes the first num_events[u] events of users[u], at least one. The last of these events is held out."""
+        """Makes the first num_events[u] events (one or more) of users[u]. The last of these events is held out."""
         offsets = offsets_of(num_events)
         items = self.law.items_of(users, offsets)
         positions = np.arange(len(items)) - np.repeat(offsets[:-1], num_events)

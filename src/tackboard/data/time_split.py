@@ -12,10 +12,11 @@ actions and surfaces, and the baselines. If there is a validation slice, trainin
     a user's events    ● ● ● ● ● ●│● ●│● ●        until │ cut │
                        └ training ┘   └ judged
 
-Decided: a user's training ends at the first event that lies at or after `until`, or that was received at or after it.
-So the training events of a user are always the first events of the user, even if some events were received late.
+Decided: a user's training ends at the user's first event that happened or was received at or after `until`. So the
+training events of a user are always the first events of the user, even if some events were received late.
 Decided: features of a history do not depend on the split, because they only see what was received before the history's
-request. Attributes of items and users are not cut: an attribute that was computed from the whole log tells the future.
+request. Attributes of items and users are not cut: an attribute that was computed from the whole log knows events after
+the cut.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ class TimeSplit:
 
 @dataclasses.dataclass(frozen=True)
 class UserCuts:
-    """Where training and validation begin and end among the events of each of U users. Each is an index of an event.
+    """For each of U users, the indices of the events where prediction begins, and where training and the slice end.
 
-    A segment may begin before `first_predicted`: such events are context and are not predicted.
+    A segment may begin before `first_predicted`. Its events before this index are context and are not predicted.
     """
 
     first_predicted: NDArray[np.int64]
@@ -82,7 +83,8 @@ class UserCuts:
             cut_ends = _first_at_or_after(offsets, newest, split.cut_ms)
         first = offsets[:-1]
         if predict_from_ms is not None:
-            # The run before ended at the first event that was received too late, so this run begins there.
+            # The run before stopped at each user's first event that happened or was received too late. This run begins
+            # there.
             first = _first_at_or_after(offsets, newest, predict_from_ms)
         return cls(np.minimum(first, train_ends), train_ends, cut_ends)
 
@@ -96,7 +98,7 @@ def _first_at_or_after(offsets: NDArray[np.int64], newest: NDArray[np.int64], in
 def resolve_split(dataset: Dataset, cut: str, validation_hours: float) -> TimeSplit:
     """Returns the instants of a split. `cut` is an instant, a share of the events, or empty for the default share.
 
-    Raises ConfigError if an instant lies outside the log, or if nothing would lie before or after it.
+    Raises ConfigError if no event lies before or after the cut, or if the validation slice leaves no event to train on.
     """
     wanted = cut or DEFAULT_CUT
     first_ms, last_ms = (int(dataset.statistics[name]) for name in ("first_ms", "last_ms"))
@@ -141,7 +143,7 @@ def parse_instant(text: str, setting: str) -> int:
 
 
 def shown_instant(instant_ms: int) -> str:
-    """Returns an instant as `parse_instant` reads it, without the parts that are zero."""
+    """Returns an instant as text that `parse_instant` reads. Zero milliseconds and the time 00:00:00 are left out."""
     moment = datetime.fromtimestamp(instant_ms / 1000, UTC)
     text = moment.isoformat(timespec="milliseconds").removesuffix("+00:00")
     return re.sub(r"T00:00:00\.000$", "", re.sub(r"\.000$", "", text)) if instant_ms % 86_400_000 else text[:10]

@@ -1,6 +1,6 @@
 """This module makes the recipe that `init` writes, a short Python file with the path and the size of a dataset.
 
-The file also has the settings that the log suggests. The reason for each of them is a comment above it.
+The file also has the settings that the log suggests. A comment above each setting gives the reason.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def recipe() -> RunConfig:
         name={quoted_name},
         # The actions that the model learns to predict. Leave out actions that show dislike, such as a hide.
         positive_actions={positive_actions},
-        # What follows was chosen from the log when this file was written.
+        # The values below were chosen from the log.
 {choices}
     )
 '''

@@ -62,7 +62,7 @@ class TrainingConfig:
     can pad and is compiled on a GPU. Padding changes no result except rounding and the numbers that dropout draws."""
     cuda_graphs: str = "auto"
     """Whether to record a step of each shape as a CUDA graph and replay it: `on`, `off`, or `auto`, which replays if
-    batches are padded on a GPU and the model allows replay. A replayed step has the same results in the same bits."""
+    batches are padded on a GPU and the model allows replay. A replayed step gives the same results, bit for bit."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "checkpoint_every", "validation_steps", "log_every"):

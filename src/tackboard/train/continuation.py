@@ -1,6 +1,6 @@
 """Goes on with the model of another run on newer data: says which events are new, and how the model grows.
 
-A run that `start.is_continued` says to go on begins as any run that starts from another one (start.py), except that
+A run with `start.is_continued` begins like any other run that takes the parameters of a run (start.py), except that
 
 - it predicts only the events that the other run did not have (`data.predict_from`); earlier events are context,
 - names that only the new data has are appended to the names of the other run, so old indices keep their meaning,
@@ -8,9 +8,10 @@ A run that `start.is_continued` says to go on begins as any run that starts from
   every item keeps its vector. With `modulo`, fresh rows are added (`batch.rows.can_grow`),
 - tables keep their Adagrad sums, so a row that has learned much keeps its small steps.
 
-The schedule, AdamW's moments and the guard's running mean begin anew. Which tensors grow is not listed anywhere: the
-model is made without memory in the old and in the new size, and the shapes are compared. So a user's own model grows
-too. The rows that names add have the random values of the new model, which its seed and its names decide.
+The schedule, AdamW's moments and the guard's running mean begin anew. No list says which tensors grow: the model is
+built in the old and in the new size on torch's meta device, which allocates no memory, and the shapes are compared. So
+a user's own model grows too. The rows of new names keep the random values of the new model, which depend on the new
+run's seed and names.
 
 Shapes: R rows, d width of a row.
 """
@@ -51,13 +52,12 @@ class Growth:
 
     shape_before: tuple[int, ...]
     is_spread: bool
-    """Whether each row is copied to f neighbouring rows, so that row r gets the old row r // f. The rows of all
-    sub-tables lie one after another, so this holds for all of them at once. Otherwise the old rows become the first
-    rows."""
+    """If True, each old row is copied to f neighbouring rows: row r gets the old row r // f. The sub-tables lie one
+    after another, so this rule holds for all sub-tables at once. If False, the old rows become the first rows."""
 
     @torch.no_grad()
     def copy(self, stored: Stored, target_Rd: torch.Tensor) -> None:
-        """Copies the rows of a stored tensor into a larger one. Rows that nothing is copied to stay as they are."""
+        """Copies the rows of a stored tensor into a larger tensor. Rows that get no copy keep their values."""
         num_before = stored.shape[0]
         if not self.is_spread:
             copy_range(stored, target_Rd[:num_before], 0)
@@ -70,7 +70,7 @@ class Growth:
             target_Rd[start * factor : end * factor].unflatten(0, (-1, factor)).copy_(rows_Bd.unsqueeze(1))
 
     def add_fresh(self, table: TableInPieces, fresh: FreshRows | None) -> None:
-        """Gives the added rows of a table the fresh rows of the other run, so that checkpoints need not store them."""
+        """Gives added rows of a table the fresh rows of the other run, so that checkpoints need not hold them."""
         if self.is_spread or fresh is None:
             return
         table.fresh = fresh
@@ -80,17 +80,17 @@ class Growth:
 
 
 def with_instant(config: RunConfig, recorded: Mapping[str, Any] | None = None) -> RunConfig:
-    """Returns the config of a run that goes on with another one, with the instant from which events are new.
+    """Returns the config of a run that goes on with another run, with `data.predict_from` set: where new events begin.
 
-    An instant that the user gave stays. `recorded` is the recorded config of this run if it is resumed: its instant is
-    taken, so the other run is not needed any more. The config of any other run is returned as it is.
+    An instant that the user gave is kept. If this run is being resumed, `recorded` is the config that it recorded; the
+    instant is taken from there, so the other run is not needed any more. All other configs are returned unchanged.
     """
     if not config.start.is_continued:
         return config
     if not isinstance(config.data, DataConfig):
         raise UsageError(
-            f"{config.name} cannot go on with {config.start.run}: its data is a {type(config.data).__name__}",
-            allowed="allowed: DataConfig, because only events of a log are known to be new by their time",
+            f"{config.name} cannot go on with {config.start.run}: data is a {type(config.data).__name__}",
+            allowed="allowed: DataConfig, because only the times of a log's events show which events are new",
             fix=f"begin with the parameters of that run: --from {config.start.run}",
         )
     if config.data.predict_from:
@@ -107,7 +107,7 @@ def check_alone(config: RunConfig, world: TrainingWorld) -> None:
     if config.start.is_continued and not world.is_alone:
         error = UsageError(
             f"{world.size} processes cannot go on with {config.start.run}",
-            allowed="allowed: one process, or a run of several processes that begins with the parameters of a run",
+            allowed="allowed: one process; several processes can only begin with the parameters of a run (--from)",
             fix=f"start one process, or give --from {config.start.run} in place of --continue",
         )
         error.is_common = True
@@ -144,7 +144,10 @@ def _check_is_run(point: StartPoint) -> None:
 
 
 def open_grown(config: RunConfig, point: StartPoint) -> SequenceSource:
-    """Opens the data of a run that goes on with `point`, whose names come first; raises DataError if nothing is new."""
+    """Opens the data of a run that goes on with `point`. Raises DataError if no event is new.
+
+    In the vocabulary, the names of `point` come first.
+    """
     _check_is_run(point)
     features = features_for(config)
     source: SequenceSource = config.data.open(features)
@@ -152,7 +155,7 @@ def open_grown(config: RunConfig, point: StartPoint) -> SequenceSource:
         raise DataError(
             f"{source.path} has nothing new for {point.place}: training would predict events from "
             f"{shown_instant(source.predict_from_ms)} on, and the training data ends at {shown_instant(source.end_ms)}",
-            allowed="a run goes on with another one on a newer snapshot, or with a later data.cut",
+            allowed="a run goes on with another run on a newer snapshot, or with a later data.cut",
             fix="import the newer events, or name an earlier instant: --set data.predict_from=INSTANT",
         )
     if source.predict_from_ms is not None:
@@ -162,7 +165,7 @@ def open_grown(config: RunConfig, point: StartPoint) -> SequenceSource:
         if new := getattr(grown, kind)[len(getattr(point.vocabulary, kind)) :]:
             say(f"{point.place} does not know these {kind}, which are added: {', '.join(new[:8])}")
     if (status := RunDirectory(point.path.parent.parent).status) not in ("done", "new"):
-        say(f"warning: {point.place} is not finished ({status}): what it has not learned yet is not made up for")
+        say(f"warning: {point.place} is not finished ({status}): the new run does not make up for its missing steps")
     if grown == source.vocabulary:
         return source
     path = source.path
@@ -172,7 +175,7 @@ def open_grown(config: RunConfig, point: StartPoint) -> SequenceSource:
 
 
 def as_before(config: RunConfig, point: StartPoint) -> RunConfig:
-    """Returns the config with as many table rows as `point` has. Raises UsageError if they cannot become more."""
+    """Returns the config with as many table rows as `point` has. Raises UsageError if tables cannot grow from that."""
     tables, num_before = config.model.tables, point.num_rows
     if not can_grow(tables, num_before):
         more = "a multiple of it" if tables.method == "mix" else "more"
@@ -185,10 +188,10 @@ def as_before(config: RunConfig, point: StartPoint) -> RunConfig:
 def growing(
     model: nn.Module, config: RunConfig, before: RunConfig, names: Vocabulary, point: StartPoint
 ) -> dict[str, Growth]:
-    """Returns how those tensors of `model` grow that are larger than in `point`.
+    """Returns, for each tensor of `model` that is larger than in `point`, how the tensor grows.
 
     `before` is what `as_before` returned for `config`, and `names` are the names of the new model. Raises UsageError if
-    a tensor would not grow by a row per new name or with the rows of the tables.
+    a tensor changes its size in any other way than by one row per new name, or with the rows of the tables.
     """
     with torch.device("meta"):
         old = shapes_of(build_model(before.model, point.vocabulary))
@@ -210,7 +213,7 @@ def growing(
             fits = named[name] == now and (was[0], now[0]) in by_names
         if not fits:
             raise UsageError(
-                f"{name} would have size {size_shown(now)}, and has size {size_shown(was)} in {point.place}",
+                f"{name} would have size {size_shown(now)}, but has size {size_shown(was)} in {point.place}",
                 allowed="allowed: a tensor that grows by one row per new name, or with the rows of the tables",
                 fix="leave out --continue and train anew, or give the model the sizes of that run",
             )

@@ -53,11 +53,12 @@ def estimate_run(
 ) -> dict[str, Any]:
     """Returns the sizes of a run, without allocating the model.
 
-    If the processes of `world` train together, memory is that of one host (or of one GPU) with its part of the tables,
-    and the division of the tables is printed.
+    If several processes (`world`) train together, the memory is that of one host, or of one GPU, with its part of the
+    tables. The division of the tables is then printed.
 
-    Raises UsageError if the run cannot fit, if its model does not suit the data, or if it cannot start as `start` says.
-    `steps` holds the numbered steps of the config's data over `source`, or None if they do not exist yet.
+    Raises UsageError if the run cannot fit, if its model does not suit the data, or if the model cannot take the
+    parameters that the config's `start` names. `steps` holds the numbered steps of the config's data over `source`, or
+    None if they do not exist yet.
     """
     device = choose_device(config.training.device) if world.is_alone else world.device
     with torch.device("meta"):
@@ -77,7 +78,7 @@ def estimate_run(
     table_bytes = sum(model.get_parameter(name).nbytes for name in tables)
     # The checkpoint of step 0 is the smallest: it has buffers and dense parameters, but no moments of AdamW.
     buffers = kept_bytes - table_bytes
-    # The processes of a host share its memory: together they hold its part of the tables, and each has all the rest.
+    # The processes of a host together hold the host's part of the tables; each has its own copy of everything else.
     num_parts, num_copies = world.size // world.local_size, world.local_size
     if device.type == "cuda":
         num_parts, num_copies = world.size, 1
@@ -132,7 +133,7 @@ def _print_division(model: nn.Module, config: RunConfig, world: TrainingWorld) -
 
 
 def _check_room(places: Mapping[str, tuple[int, int]], least_on_disk: int, free_disk: int, runs: Path) -> None:
-    """Raises UsageError if memory or disk are surely too small. `places` holds (bytes there, bytes needed) by name."""
+    """Raises UsageError if memory or disk are surely too small. `places` holds (its bytes, bytes needed) by name."""
     for place, (there, needed) in places.items():
         if needed > there:
             raise UsageError(

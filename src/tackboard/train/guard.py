@@ -113,8 +113,8 @@ class Guard:
             "mean_norm": float(self.mean_norm),
             "num_norms": int(self.num_norms),
             "num_spikes": int(self.num_spikes),
-            # A copy, because a thread writes the checkpoint while later steps add to the list. A resumed run would skip
-            # such a step without judging it, so it would not count the step's spike.
+            # This is a copy, because a thread writes the checkpoint while later steps add to the list. If a later step
+            # were stored, a resumed run would skip the step without judging it and would not count its spike.
             "skipped": list(self.skipped),
         }
 

@@ -286,7 +286,7 @@ class Optimizers:
         self.adamw.step()
 
     def wire(self) -> dict[str, Any]:
-        """Returns the bytes that this process has sent for lookups, in all, and what fp32 would have sent."""
+        """Returns the bytes that this process has sent for lookups, what fp32 would have sent, and the ratio."""
         totals = [shared.tables.wire.report()["total"] for shared in self.shared.values()]
         sent, whole = (sum(total[name] for total in totals) for name in ("payload_bytes", "fp32_bytes"))
         return {"payload_bytes": sent, "fp32_bytes": whole, "share": round(sent / whole, 4) if whole else 1.0}

@@ -64,7 +64,8 @@ def newest_checkpoint(
 def find_unfinished(runs: Path, config: RunConfig) -> tuple[RunDirectory | None, str]:
     """Returns (the newest unfinished run under `runs` with this config, or None; a sentence about the search).
 
-    A run that goes on with another one is not looked for behind a finished run of its kind: that night is over.
+    If `config` goes on with another run, the search ends at the newest finished run with these settings, because older
+    unfinished runs belong to nights that are over.
     """
     remove_leftovers(runs)
     passed_over = ""

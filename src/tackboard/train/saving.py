@@ -13,9 +13,10 @@ compared with its fresh rows at each checkpoint, because the comparison would ta
 Before anything is copied or written, the free disk space and memory are compared with what the checkpoint needs.
 
 If several processes train, each writes the changed rows of its pieces of the tables, always with their positions. The
-process of rank 0 also writes everything that is the same in all processes (`checkpoint.parts`). The main threads talk
-before they copy, so that all stop with the same error; the writing threads agree by files alone. A checkpoint loads in
-any number of processes, because each process takes the rows of its pieces from the parts of all.
+process of rank 0 also writes everything that is the same in all processes (`checkpoint.parts`). Before the copy, the
+main threads exchange messages, so that all processes stop with the same error. The writing threads agree through files
+alone. A checkpoint loads in any number of processes, because each process takes the rows of its pieces from the parts
+that all processes wrote.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Saver:
         token: str = "",
         timeout_s: float = 600.0,
     ) -> None:
-        """`token` is the same in all processes of `world`, and new at each start of the run. One process needs none.
+        """`token` is the same in all processes of `world`, and new at each start. A single process needs no token.
 
         A process that waits for another one gives up after `timeout_s`.
         """
@@ -80,12 +81,13 @@ class Saver:
         self.tables = tables_in_pieces(model)
         """Tables by the names of their parameters."""
         self._given: dict[str, list[torch.Tensor]] = {}
-        """Table → for each piece a flag per row, which is set if the row was not fresh when the run began; after
-        `load`, only if its Adagrad sum is still 0. A table whose rows were all fresh has no entry."""
+        """For each table, one flag per row of each piece. The flag is set if the row was not fresh when the run began.
+        After `load`, only rows whose Adagrad sum is still 0 have the flag. A table whose rows were all fresh has no
+        entry."""
         self._whole: set[str] = set()
         """Tables of which every row is always written."""
         self.lost = threading.Event()
-        """Set it when another process is known to be lost, so that no writer waits for that process."""
+        """Set this event when another process is known to be lost, so that no writer waits for that process."""
         self._background = Background()
         self._saved_step: int | None = None
         self._num_saves = 0
@@ -115,9 +117,9 @@ class Saver:
     ) -> None:
         """Copies the state and begins to write the checkpoint of `step`, after the previous checkpoint is complete.
 
-        All processes call this at the same step. Raises DivergedError if a parameter is not finite, StorageError or
-        UsageError if the disk or the memory is too small, both in all processes. Raises the error of the previous
-        checkpoint's writer if it failed.
+        All processes call this at the same step. Raises DivergedError if a parameter is not finite, StorageError if the
+        disk is too small, and UsageError if the memory is too small. These errors are raised in all processes. If the
+        writer of the previous checkpoint failed, raises that writer's error.
         """
         self.wait()
         if step == self._saved_step:
@@ -154,7 +156,7 @@ class Saver:
     def load(self, checkpoint: Checkpoint) -> None:
         """Loads the parameters and the optimiser state of a checkpoint, written by any number of processes.
 
-        Tables are filled in place, each process its own pieces.
+        Tables are filled in place, and each process fills its own pieces.
         """
         path, described = checkpoint.path, checkpoint.state.get("fresh_rows", {})
         parameters = stored_parameters(checkpoint)
@@ -322,7 +324,7 @@ class Saver:
                 fix=self._advice(),
             )
         for rank, (_, _, needed, available) in enumerate(found):
-            if needed * self.world.local_size > available:  # The processes of a machine have one memory.
+            if needed * self.world.local_size > available:  # The processes of a machine share one memory.
                 copy = "the copy" if self.world.is_alone else f"the copy of rank {rank}"
                 raise UsageError(
                     f"{copy} for the checkpoint of step {step} needs {shown_bytes(needed)} of this machine's memory",
@@ -335,7 +337,7 @@ class Saver:
 
 
 def _is_changed(sums_R: torch.Tensor | None, given_R: torch.Tensor | None, *, is_whole: bool = False) -> IsChanged:
-    """Says of the rows of a piece which are to be written: all, or those that have a sum or a flag."""
+    """Returns a function that says which rows of a piece to write: all, or those with a sum that is not 0 or a flag."""
     if is_whole or (sums_R is None and given_R is None):
         return lambda place: torch.full((place.stop - place.start,), is_whole)
     if sums_R is None:

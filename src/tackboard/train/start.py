@@ -1,4 +1,4 @@
-"""Opens the data of a run for its model, and copies parameters of another run into the model if `start.run` names one.
+"""Opens the data of a run for its model. If `start.run` names another run, copies that run's parameters into the model.
 
 A model that begins with another run's parameters also takes that run's vocabulary, because the rows of the embeddings
 stand for the actions and surfaces of that run. Names that occur only in the new data count as unknown, unless the run
@@ -46,7 +46,7 @@ def open_source(config: RunConfig, checkpoint: Checkpoint | None = None) -> Sequ
         vocabulary = StartPoint.find(config.start.run).vocabulary
     elif config.start.needs_run:
         raise UsageError(
-            f"{config.name} begins with a pretrained model, and no run was named",
+            f"{config.name} begins with a pretrained model, but no run was named",
             allowed="to begin with random parameters instead: --set start.needs_run=false",
             fix="add --from RUN, where RUN is a run of pretraining: ls runs/",
         )
@@ -61,7 +61,7 @@ def open_source(config: RunConfig, checkpoint: Checkpoint | None = None) -> Sequ
 
 
 def check_start(model: nn.Module, config: RunConfig, source: SequenceSource) -> None:
-    """Raises UsageError if `take_parameters` would. The model may be on the meta device, and no byte is verified."""
+    """Raises UsageError if `take_parameters` would raise it. Verifies no byte; the model may be on the meta device."""
     if config.start.run:
         _compare(model, config, source, verify=False)
 
@@ -72,9 +72,9 @@ def take_parameters(
 ) -> dict[str, Any]:
     """Gives `model` the parameters that `config.start` names; returns what the checkpoints record of their origin.
 
-    If the run goes on with the other one, `sums`, the Adagrad sums of tables by module name, also get its values.
-    Raises UsageError if the other run was trained with other settings or features, or lacks a parameter, or has it in
-    another shape; then no parameter is taken. Parameters that the model does not have are ignored.
+    `sums` holds the Adagrad sums of tables, by module name. If the run goes on with the other run, they get that run's
+    values. Raises UsageError if the other run was trained with other settings or features, or lacks a parameter, or has
+    it in another shape; then no parameter is taken. Parameters that the model does not have are ignored.
     """
     if not config.start.run:
         return {}
@@ -107,7 +107,7 @@ def take_parameters(
 def _compare(
     model: nn.Module, config: RunConfig, source: SequenceSource, *, verify: bool
 ) -> tuple[StartPoint, dict[str, Stored], str, dict[str, Growth]]:
-    """Compares a model with the run that it starts from. Returns that run, its tensors, the prefix, and what grows."""
+    """Compares a model with the run that it starts from. Returns that run, its tensors, the prefix, and the growth."""
     point = StartPoint.find(config.start.run)
     is_continued = config.start.is_continued
     stored = point.parameters(verify=verify, with_sums=is_continued)

@@ -246,7 +246,7 @@ def _value(settings: Any, name: str) -> Any:
 
 
 def _in_order(value: Any) -> Any:
-    """Returns a value for a comparison that sees the order of a table, such as the order of a ranker's features."""
+    """Turns a dictionary into a list, so that a comparison sees its order, for example that of a ranker's features."""
     return list(value.items()) if isinstance(value, dict) else value
 
 

@@ -333,7 +333,7 @@ class Trainer:
             loss, _ = part_of_mean(output, batch.num_examples(), self.world)
         loss.backward()
         if self.gradients is not None:
-            # Processes see a signal at different times, so all of them stop after the step in which one says so.
+            # Processes see a signal at different times, so all stop after the step in which one process reports it.
             agreed = self.gradients.agree(self._tokens, is_stopping=bool(self._stop))
             self._tokens, self.is_stopping, has_gradient = agreed
             loss = self.gradients.add(loss, has_gradient)

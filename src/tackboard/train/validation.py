@@ -1,8 +1,8 @@
-"""Judges the model during training: computes the loss on held-out users, keeps the best step, and may end training.
+"""Judges the model during training: computes the loss on held-out data, keeps the best step, and may end training.
 
-A judgement is the model's own loss on the users of `data.validation_share`, without dropout, as the mean over positives
-or known labels. Batches have step numbers as in training, and every judgement starts with the same random seed. So two
-judgements of the same parameters give the same number.
+A judgement is the model's own loss on held-out data, without dropout, as the mean over positives or known labels.
+Batches have step numbers as in training, and every judgement starts with the same random seed. So two judgements of the
+same parameters give the same number.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def test_the_reason_for_a_choice_is_a_comment_above_it() -> None:
     text = recipe_text(Path("recipe.py"), "datasets/x", "x", STATISTICS, ADVICE)
     assert max(map(len, text.splitlines())) <= 118
     lines = [line.strip() for line in text.splitlines()]
-    begin, end = lines.index("# What follows was chosen from the log when this file was written."), lines.index(")")
+    begin, end = lines.index("# The values below were chosen from the log."), lines.index(")")
     comments = " ".join(line.removeprefix("# ") for line in lines[begin + 1 : lines.index("filter_seen=True,")])
     assert comments == ADVICE.filter_seen.reason.strip()
     assert lines[lines.index("filter_seen=True,") + 1 : end] == [

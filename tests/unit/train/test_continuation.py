@@ -391,7 +391,7 @@ def test_what_cannot_go_on_is_refused(
     tmp_path: Path,
     make_dataset: Callable[..., Path],
 ) -> None:
-    with pytest.raises(UsageError, match="cannot go on with .*: its data is a RequestConfig") as caught:
+    with pytest.raises(UsageError, match="cannot go on with .*: data is a RequestConfig") as caught:
         with_instant(continued(ranker_config(), trained_run))
     assert caught.value.fix.endswith(f"--from {trained_run.path}")
     bundle = tmp_path / "bundle"
@@ -439,7 +439,7 @@ def test_a_tensor_that_grows_in_another_way_is_refused(on: Config, log: Path, tr
         config, model=OddConfig(tables=TableConfig(num_hashes=2, num_rows=16, dim=4), max_history=8)
     )
     source = open_source(config)
-    with pytest.raises(UsageError, match="pairs would have size .* × 2, and has size 12 × 2"):
+    with pytest.raises(UsageError, match="pairs would have size .* × 2, but has size 12 × 2"):
         check_start(build_model(config.model, source.vocabulary), config, source)
 
 

@@ -68,7 +68,7 @@ def test_a_ranker_begins_with_the_parameters_of_a_pretrained_model(
 
 
 def test_a_recipe_that_needs_a_run_is_refused_without_one(ranker_config: Config, trained_run: RunDirectory) -> None:
-    with pytest.raises(UsageError, match=r"begins with a pretrained model, and no run was named\n.*\nadd --from RUN"):
+    with pytest.raises(UsageError, match=r"begins with a pretrained model, but no run was named\n.*\nadd --from RUN"):
         open_source(ranker_config("start.needs_run=true"))
     open_source(ranker_config("start.needs_run=true", f"start.run={trained_run.path}"))
 

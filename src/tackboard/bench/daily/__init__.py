@@ -1,1 +1,1 @@
-"""`tackboard bench daily` trains a model again and again while the log goes on, and judges it on the period after."""
+"""`tackboard bench daily` trains models period by period while a log goes on, and judges each on the period after."""

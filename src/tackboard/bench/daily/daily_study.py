@@ -1,10 +1,11 @@
-"""Trains the arms of a plan period by period, ranks the events of each period, and compares the arms.
+"""Trains the arms of a plan (the ways to rank that are compared) period by period, ranks the events of each period, and
+compares the arms.
 
 Models are trained with `tackboard train`, as a user would: `--continue` goes on with the run of the period before. All
-arms rank the same events of the same users. The head of the arm `continued, live` is fitted on the events of the period
-before, with the model that had not been trained on them: yesterday's model, judged on yesterday's events, gives the
-weights for today. The window of recent popularity is chosen on the period before, too. Finished runs and ranks stay in
-the folder of the bench, so a second call continues from them.
+arms rank the same events of the same users. The live head of the arm `continued, live` is fitted on the events of the
+period before, with a model that was not trained on these events. If a period is a day, the scores of yesterday's model
+for yesterday's events give the weights for today. The window of recent popularity is chosen on the period before, too.
+Finished runs and ranks stay in the folder of the bench, so a second call continues from them.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ ARMS = (LIVE, COUNTED, SEEN, FROZEN, RETRAINED, CONTINUED, ALONE, HEAD)
 USER_STREAM = 45
 """Random stream of the draw of judged users."""
 NUM_FITTED = 1000
-"""At most this number of events fits the head or chooses the window of a period."""
+"""Largest number of events on which the head of a period is fitted and the window of the period is chosen."""
 CHUNK = 64
 TOP = 10
 NUM_RESAMPLES = 1000
@@ -100,9 +101,9 @@ class DailyStudy:
     # ---- training ----
 
     def run_of(self, arm: str, place: int) -> Path:
-        """Returns the run whose model an arm uses in a period; trains it if it does not exist yet.
+        """Returns the run whose model an arm uses in a period, counted from 0. Trains the run if it does not exist yet.
 
-        The first run of the arm `continued` is that of period -1. It ends one period before the first cut.
+        The first run of the arm `continued` has the place -1. Its training ends one period before the first cut.
         """
         plan, place = self.plan, 0 if arm == FROZEN else place
         share = {FROZEN: 1.0, RETRAINED: 1.0 / plan.periods}.get(arm, 0.5 if place < 0 else 0.5 / plan.periods)
@@ -144,7 +145,7 @@ class DailyStudy:
     # ---- judging ----
 
     def period(self, place: int) -> dict[str, Any]:
-        """Judges all arms on a period; returns HR@10 and NDCG@10 of each, and what the period is like."""
+        """Judges all arms on a period; returns HR@10 and NDCG@10 of each, and facts about the period."""
         ranks, facts = self.ranks(place)
         figures = {
             arm: {"hr@10": float(hits(ranks[arm], TOP).mean()), "ndcg@10": float(gains(ranks[arm], TOP).mean())}
@@ -153,7 +154,7 @@ class DailyStudy:
         return {"begin": shown_instant(self.cuts[place]), **facts, "arms": figures}
 
     def ranks(self, place: int) -> tuple[dict[str, Ranks], dict[str, Any]]:
-        """Returns the ranks of all arms in a period with the positions of the users, and the facts of the period."""
+        """Returns the ranks of all arms in a period, with each judged event's user, and facts about the period."""
         name = step_name(f"{self.plan.dataset}-ranks", {"plan": dataclasses.asdict(self.plan), "seed": self.seed})
         file = self.folder / f"{name}-{place}.npz"
         if not file.with_suffix(".json").exists():
@@ -204,7 +205,7 @@ class DailyStudy:
         return {**ranks, "users": judged.users}, facts
 
     def _judge_of(self, run: Path) -> PeriodJudge:
-        """Returns the judge whose histories have the names that a run knows. Reading a large log takes long."""
+        """Returns the judge for the names that a run knows. Judges are kept, because reading a large log takes long."""
         names = json.dumps(load_trained(find_checkpoint(run)).state["vocabulary"])
         if names not in self._judges:
             self._judges[names] = PeriodJudge(self.plan, self.dataset, run)
@@ -226,7 +227,7 @@ class PeriodJudge:
         self.counts = LiveCounts.of(self.sequences)
 
     def events(self, begin_ms: int, end_ms: int, at_most: int | None = None) -> JudgedEvents:
-        """Returns the judged events of a period, of users drawn by their ids, or `at_most` this number of them."""
+        """Returns the judged events of a period, for users drawn by their ids. `at_most` limits their number."""
         judged = events_between(self.sequences, begin_ms, end_ms, self.plan.judged)
         users = np.unique(judged.users)
         draw = keyed_random.bits(0, USER_STREAM, self.sequences.user_ids[users])
@@ -251,15 +252,16 @@ class PeriodJudge:
         return np.zeros((len(judged), len(self.appears_ms)), dtype=np.float32)
 
     def features(self, until_ms: int) -> LiveFeatures:
-        """Returns the features of the head for a model that was trained before `until_ms`."""
+        """Returns the features of the head for a model that was trained on events before `until_ms`."""
         return LiveFeatures(self.sequences, self.appears_ms < until_ms)
 
     def recent(
         self, fitted: JudgedEvents, *, known_until: int, frozen: tuple[int, int] | None = None
     ) -> tuple[float, ScoreEvents]:
-        """Returns recent popularity with the window that ranks `fitted` best, and this window in hours.
+        """Returns the window (in hours) that ranks `fitted` best, and recent popularity with this window.
 
-        `frozen` holds the instants at which the counts end, for `fitted` and for the events to judge.
+        `frozen` holds the instants at which the counts end, for `fitted` and for the events to judge. If it is
+        None, counts go on until each event.
         """
         trained = self.counts.window(known_until).at(known_until).astype(np.int64)
         rivals = {

@@ -35,12 +35,14 @@ def daily_report(result: Mapping[str, Any]) -> Report:
         title=f"Judged on the time after training: {plan['dataset']}, {plan['periods']} times {plan['hours']} hours",
         command=f"bench daily{options}",
         words=[
-            f"The periods lie between {result['first_cut']} and {result['end']}. Judged are {which} in each period, of "
-            f"at most {plan['max_users']:,} users of the period, drawn by their ids. Every item that had appeared in "
-            "the log by then is ranked; items of the history stay in the ranking; ties count against the target.",
-            f"Each trained arm may read {plan['tokens']:,} tokens over all periods: `{FROZEN}` all of them before the "
-            f"first cut, `{RETRAINED}` an equal part for each period, from random parameters, and `{CONTINUED}` half "
-            "of them up to one period before the first cut and an equal part of the rest for each period.",
+            f"The periods lie between {result['first_cut']} and {result['end']}. In each period, "
+            f"{which} are judged, for at most {plan['max_users']:,} users of the period, who are drawn by their ids. "
+            "Every item that appeared in the log before the event is ranked; items of the history stay in the ranking; "
+            "ties count against the target.",
+            f"Each trained arm reads {plan['tokens']:,} tokens in all. `{FROZEN}` reads all of them before the first "
+            f"cut. `{RETRAINED}` begins each period with random parameters and reads an equal part. `{CONTINUED}` "
+            "reads half of the tokens on events up to one period before the first cut, and the rest in equal parts, "
+            "one for each period.",
             f"`{HEAD}` is the model of `{CONTINUED}` with live counts, ages and the user's own items. Its weights are "
             f"fitted to at most {NUM_FITTED:,} events of the period before, with the model of the period before. "
             f"`{ALONE}` has the same head, but no model. The windows of recent popularity are chosen on the same "
@@ -52,15 +54,15 @@ def daily_report(result: Mapping[str, Any]) -> Report:
                 ("arm", "HR@10", "to live popularity", "NDCG@10", "to live popularity", "periods won"),
                 [_pooled_row(row, plan["periods"]) for row in result["arms"]],
                 "Means over users; a user's figure is the mean over the user's judged events. Differences are those to "
-                f"`{LIVE}`, with 95% intervals of {NUM_RESAMPLES:,} paired resamples of users. They do not include the "
-                "chance of another seed. A period is won if HR@10 over its events is above that of live popularity",
+                f"`{LIVE}`, with 95% intervals of {NUM_RESAMPLES:,} paired resamples of users. They do not cover "
+                "differences between seeds. A period is won if HR@10 over its events is above that of live popularity",
             ),
             Table(
                 "HR@10 of each period",
                 ("from", "events", "never seen", "item age h", "window h", *ARMS),
                 [_period_row(period) for period in periods],
                 "Never seen: judged events on items without an event before the period. Item age: median time since "
-                "the item's first event. Window: that of live popularity",
+                "the item's first event. Window: the window of live popularity",
             ),
             Table(
                 "training",
@@ -78,7 +80,7 @@ def daily_report(result: Mapping[str, Any]) -> Report:
 
 
 def _verdict(result: Mapping[str, Any]) -> str:
-    """Says whether the best trained arm is ahead of live popularity on both metrics."""
+    """Says whether the best other arm is ahead of live popularity on both metrics, with its whole interval."""
     best = max((row for row in result["arms"] if row["arm"] != LIVE), key=lambda row: float(row["hr@10"]))
     low = min(best[f"{name}_difference"][1] for name in ("hr@10", "ndcg@10"))
     met = "met" if low > 0 else "not met"

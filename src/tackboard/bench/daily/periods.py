@@ -1,15 +1,15 @@
 """The logs of `tackboard bench daily`: their periods, the recipe with its settings, and the budget of tokens.
 
-A log ends with some periods of equal length, days or weeks. Each period begins with a cut. The models of a period were
-trained on what lies before its cut and are judged on the events of the period.
+The end of a log is divided into periods of equal length, such as days or weeks. Each period begins with a cut. The
+models of a period were trained on events before its cut, and are judged on the events of the period.
 
     ───────────────────── history ─────────────────────┊ period 1 ┊ period 2 ┊ … ┊ period n
     frozen      trained once ──────────────────────────┤ judged   ┊ judged   ┊   ┊ judged
     retrained   trained from random parameters ────────┤ judged ──┤ judged ──┤ …   each on all earlier events
     continued   trained once, then each period goes on ┤ judged ─►┤ judged ─►┤ …   with the newest period's events
 
-The first run of `continued` ends one period before the first cut. So each period has a model that was not trained on
-the period before; with this model, the head of live counts is fitted (live_head.py).
+The first run of `continued` ends one period before the first cut. So for each period there is a model that was not
+trained on the period before. The head of live counts is fitted with this model (live_head.py).
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def find_plan(dataset: str, *, periods: int | None, tokens: int | None, quick: b
 
 
 def find_dataset(dataset: str, folder: Path, data: Path | None) -> Path:
-    """Returns the folder of a dataset under `folder`, after making it from the publisher's files or as a world."""
+    """Returns the folder of a dataset under `folder`. If there is none, makes the dataset first."""
     path = folder / dataset
     if not path.exists():
         say(f"preparing {dataset}")
@@ -140,6 +140,6 @@ def check_length(plan: DailyPlan, first_ms: int, last_ms: int) -> None:
     if plan.cuts(last_ms)[0] - 2 * plan.hours * HOUR_MS <= first_ms:
         raise DataError(
             f"{plan.dataset} is too short for {plan.periods} periods of {plan.hours} hours",
-            allowed="allowed: periods that leave at least two of them before the first cut",
+            allowed="allowed: a log with at least two periods before the first cut",
             fix="lower --periods",
         )

@@ -2,7 +2,7 @@
 
 It takes the measures of `turnover.py` and returns choices with one or two sentences each. `tackboard init` writes the
 choices into the recipe and prints them; `tackboard train` warns if a run has other settings where this matters. All
-functions are pure. If a log is too small to tell, the choice is what the setting's default is.
+functions are pure. If a log is too small to tell, the choice is the default of the setting.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ in 20."""
 MIN_POSSIBLE_REPEATS = 100
 """Repeats are judged only if at least this many events are not the first event of their user."""
 NEW_SHARE = 0.1
-"""The catalogue turns over if at least this share of the last tenth's events are on items that are new in it. Rare
-items, which are new in any part of the log, are subtracted first. Of the public logs, those with a stable catalogue
-are far below this value (MovieLens-1M: 0.1%), and those of articles are far above it (Kakao Brunch: 41%)."""
+"""The catalogue turns over if at least this share of the last tenth's events are on items without an earlier event. The
+share that rare items alone would cause is subtracted first. Of the public logs, those with a stable catalogue are far
+below this value (MovieLens-1M: 0.1%), and those of articles are far above it (Kakao Brunch: 41%)."""
 MIN_SPAN_MS = 2 * DAY_MS
 """A log must span this time to be split by time. In a shorter log the two parts differ by the hour of the day."""
 MIN_LAST_EVENTS = 1_000
@@ -28,8 +28,7 @@ MIN_USERS_ACROSS = 100
 """A split by time needs this many users with events in both parts. With fewer users, HR@10 is only a rough figure: at
 100 users, an HR@10 of 0.1 has a standard error of 0.03."""
 FAST_SHARE = 0.5
-"""The catalogue turns over faster than one retrains if this share of the last tenth's events are on items younger than
-a day."""
+"""The catalogue turns over within a day if this share of the last tenth's events are on items younger than a day."""
 CUT = str(1.0 - LAST_SHARE)
 
 
@@ -54,7 +53,7 @@ class Advice:
     uniform_negatives: Choice
     """`data.uniform_negatives`: number of negatives drawn for each step."""
     retraining: str
-    """What to do if the catalogue turns over faster than one would retrain, or empty."""
+    """What to do if the catalogue turns over within a day, or empty."""
 
     def lines(self) -> list[str]:
         """Returns one line for each piece of advice."""
@@ -104,18 +103,18 @@ def choose_split(measures: Turnover) -> Choice:
         more = "Leave-last-out would train on such items before it asks for them, so its figures would be too high."
         return Choice(value="time", reason=f"{found}. {more}")
     if turns_over(measures):
-        reason = f"{found}, but {lacking}, too little for a split by time."
+        reason = f"{found}, but the log does not suit a split by time: {lacking}."
     elif measures.num_last < MIN_LAST_EVENTS:
         reason = f"The log is too small for a split by time: {lacking}."
     elif measures.new_share < NEW_SHARE:
         reason = f"{found}, so the catalogue is stable."
     else:
-        reason = f"{found}, but rare items alone would make this {measures.chance_share:.1%}."
+        reason = f"{found}, but rare items alone would make this share {measures.chance_share:.1%}."
     return Choice(value="last", reason=reason)
 
 
 def turns_over(measures: Turnover) -> bool:
-    """Returns whether many of the last tenth's events are on items that are new in it, beyond what rare items make."""
+    """Returns whether the last tenth's share of events on new items is at least NEW_SHARE above what chance makes."""
     return measures.new_share - measures.chance_share >= NEW_SHARE
 
 
@@ -124,7 +123,7 @@ def choose_negatives() -> Choice:
     return Choice(
         value=0,
         reason="The other items of a step are its negatives. Drawing more from the catalogue makes a step slower, and "
-        "brought nothing in a short measurement (105,469 articles, 500 steps).",
+        "did not improve the ranking in a short measurement (105,469 articles, 500 steps).",
     )
 
 
@@ -135,7 +134,7 @@ def advise_retraining(measures: Turnover) -> str:
         return ""
     under_hour = measures.younger_share(HOUR_MS)
     return (
-        f"The catalogue turns over faster than one retrains: {share:.1%} of the last tenth of the events are on items "
+        f"The catalogue turns over within a day: {share:.1%} of the last tenth of the events are on items "
         f"younger than a day, {under_hour:.1%} on items younger than an hour. Retrain every night from the last run "
         "(`tackboard train --continue RUN`), and add live counts of recent events; see docs/choosing.md."
     )

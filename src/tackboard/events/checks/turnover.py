@@ -8,9 +8,9 @@ not with the number of events.
             ├────────── nine tenths of the events ──────────────┤├── one tenth ──┤
 
 Decided: the start of the last tenth is an edge of one of NUM_BINS equal parts of the log's span, so the last tenth may
-hold a little more than a tenth of the events. The item's age is the time since the item's first event in the log, as
-the log does not say when an item that is older than the log appeared. So ages are compared only with times for which
-the log had already run when its last tenth began.
+hold a little more than a tenth of the events. The age of an item is the time since its first event in the log, because
+a log does not say when an item older than the log appeared. So an age limit, such as a day, is used only if the log was
+at least this old when its last tenth began.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ NUM_BINS = 65_536
 HORIZONS_MS = (HOUR_MS, DAY_MS, 7 * DAY_MS)
 """Ages at which events are counted: an hour, a day, a week."""
 MIN_EVENTS_OF_ITEM = 10
-"""An item needs this many events before the time of its half is measured."""
+"""The time until an item has had half of its events is measured for items with at least this many events."""
 MAX_SAMPLED_EVENTS = 1 << 20
-"""The time of the half is measured for a sample of items that have at most this many events together."""
+"""This time is measured for a sample of items that have at most this many events together."""
 NEVER_MS = np.iinfo(np.int64).max
 Ints = NDArray[np.int64]
 
@@ -69,8 +69,8 @@ class Turnover:
     num_last_by_chance: int
     """What `num_last_new` would be if the same events came in random order. Rare items make this number large."""
     num_last_under_hour: int
-    """Events of the last tenth on items younger than an hour. A model trained an hour before them has never seen these
-    items."""
+    """Events of the last tenth on items younger than an hour. A model that was trained an hour before such an event has
+    never seen its item."""
     num_last_under_day: int
     num_last_under_week: int
     num_users_last: int
@@ -103,7 +103,7 @@ class Turnover:
 
 
 def measure_turnover(dataset: Dataset) -> Turnover:
-    """Reads the users, items and times of all events once. A dataset with at least one event has defined measures."""
+    """Reads the users, items and times of all events once. The dataset must have at least one event."""
     items = dataset.read_items(["item_id", "num_events", "first_ms"])
     catalogue, counts = numpy_column(items, "item_id"), numpy_column(items, "num_events")
     births = np.asarray(items["first_ms"].fill_null(NEVER_MS).to_numpy())
@@ -176,7 +176,7 @@ class _TimeCounts:
         self.last_bins += np.bincount(bins[ends], minlength=NUM_BINS)
 
     def start_of_last(self) -> int:
-        """Returns the bin at which the last tenth begins: the latest bin from which on there is a tenth or more."""
+        """Returns the bin at which the last tenth begins: the latest bin with a tenth of the events in or after it."""
         from_bin = np.cumsum(self.per_bin[::-1])[::-1]
         return int(np.flatnonzero(from_bin >= LAST_SHARE * from_bin[0])[-1])
 

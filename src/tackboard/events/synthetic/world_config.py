@@ -57,11 +57,11 @@ class WorldConfig:
     born_later_share: float = 0.25
     """Chance that an item is born during the period. Other items, and each topic's top item, exist from the start."""
     item_half_life_hours: float = 0.0
-    """Time after which an item's weight is halved, in hours, again and again. 0: weights do not change.
+    """Half-life of an item's weight after its birth, in hours. 0 means that weights do not change.
 
     If this is not 0, the catalogue turns over. Items are born at a constant rate until users stop arriving, at 60% of
-    the period, and later events are left out. The items that exist from the start were born before it, at the same
-    rate. The links of an item lead to items that were born shortly before it.
+    the period, and later events are left out. The items that exist from the start were born before the start, at the
+    same rate. The links of an item lead to items that were born shortly before it.
     """
     link_weights: tuple[float, ...] = (0.5, 0.3, 0.2)
     """Probability of each successor of an item, if a user follows a link from the item. They sum to 1."""

@@ -6,7 +6,7 @@ cumulative weights. So the items of a cell that are alive at a given time are a 
 one binary search, which is exact and needs no rejection.
 Decided: if the catalogue turns over, the weight of every item is halved every `item_half_life_hours` after its birth.
 At time t it is weight × 2^((birth - t) / half-life). The factor 2^(-t / half-life) is the same for all items, so it
-cancels in every draw. What is left, weight × 2^(birth / half-life), does not change, so draws need nothing more.
+cancels in every draw. What is left, weight × 2^(birth / half-life), does not change and takes the weight's place.
 """
 
 from __future__ import annotations

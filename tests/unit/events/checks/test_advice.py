@@ -88,8 +88,8 @@ def test_repeats_that_follow_at_once_are_named() -> None:
     ("name", "enough", "reason"),
     [
         ("num_last_new", round(NEW_SHARE * 10_000) + 10, "10.1% of the last tenth"),
-        ("span_ms", MIN_SPAN_MS, "but the log covers only 48.0 hours"),
-        ("num_last", MIN_LAST_EVENTS, "but the last tenth has fewer than 1,000 events (999)"),
+        ("span_ms", MIN_SPAN_MS, "suit a split by time: the log covers only 48.0 hours"),
+        ("num_last", MIN_LAST_EVENTS, "suit a split by time: the last tenth has fewer than 1,000 events (999)"),
         ("num_users_across", MIN_USERS_ACROSS, "fewer than 100 users (99)"),
     ],
 )
