@@ -51,7 +51,9 @@ ARMS = (LIVE, COUNTED, SEEN, FROZEN, RETRAINED, CONTINUED, ALONE, HEAD)
 USER_STREAM = 45
 """Random stream of the draw of judged users."""
 NUM_FITTED = 1000
-"""Largest number of events on which the head of a period is fitted and the window of the period is chosen."""
+"""Largest number of events on which the head of a period is fitted."""
+NUM_CHOOSING = 300
+"""Largest number of these events on which the window of recent popularity is chosen."""
 CHUNK = 64
 TOP = 10
 NUM_RESAMPLES = 1000
@@ -177,8 +179,9 @@ class DailyStudy:
             raise DataError(f"{self.plan.dataset} has no event to judge in the period from {shown_instant(begin)}")
         say(f"{self.plan.dataset}: judging period {place + 1} of {self.plan.periods}, {len(judged):,} events")
         fitted = judge.events(before_ms, begin, at_most=NUM_FITTED)
-        live_h, live = judge.recent(fitted, known_until=begin)
-        frozen_h, counted = judge.recent(fitted, known_until=begin, frozen=(before_ms, begin))
+        choosing = judge.events(before_ms, begin, at_most=NUM_CHOOSING)
+        live_h, live = judge.recent(choosing, known_until=begin)
+        frozen_h, counted = judge.recent(choosing, known_until=begin, frozen=(before_ms, begin))
         counts = {LIVE: live, COUNTED: counted, SEEN: RecentlySeen(judge.sequences).score}
         ranks = {arm: judge.ranks(score, judged) for arm, score in counts.items()}
         for arm, run in runs.items():
@@ -256,11 +259,11 @@ class PeriodJudge:
         return LiveFeatures(self.sequences, self.appears_ms < until_ms)
 
     def recent(
-        self, fitted: JudgedEvents, *, known_until: int, frozen: tuple[int, int] | None = None
+        self, choosing: JudgedEvents, *, known_until: int, frozen: tuple[int, int] | None = None
     ) -> tuple[float, ScoreEvents]:
-        """Returns the window (in hours) that ranks `fitted` best, and recent popularity with this window.
+        """Returns the window (in hours) that ranks `choosing` best, and recent popularity with this window.
 
-        `frozen` holds the instants at which the counts end, for `fitted` and for the events to judge. If it is
+        `frozen` holds the instants at which the counts end, for `choosing` and for the events to judge. If it is
         None, counts go on until each event.
         """
         trained = self.counts.window(known_until).at(known_until).astype(np.int64)
@@ -271,7 +274,7 @@ class PeriodJudge:
             ]
             for hours in WINDOWS_H
         }
-        best = max(WINDOWS_H, key=lambda hours: float(hits(self.ranks(rivals[hours][0], fitted), TOP).mean()))
+        best = max(WINDOWS_H, key=lambda hours: float(hits(self.ranks(rivals[hours][0], choosing), TOP).mean()))
         return best, rivals[best][1]
 
     def ranks(self, score: ScoreEvents, judged: JudgedEvents) -> Ranks:

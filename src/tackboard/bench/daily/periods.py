@@ -74,7 +74,7 @@ PLANS = {
             periods=21,
             tokens=4_200_000,
             tokens_per_step=8192,
-            max_users=1000,
+            max_users=500,
             judged="first",
         ),
         DailyPlan(
