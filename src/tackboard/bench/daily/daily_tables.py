@@ -12,6 +12,7 @@ from tackboard.bench.daily.daily_study import (
     FROZEN,
     HEAD,
     LIVE,
+    NUM_CHOOSING,
     NUM_FITTED,
     NUM_RESAMPLES,
     RETRAINED,
@@ -45,8 +46,8 @@ def daily_report(result: Mapping[str, Any]) -> Report:
             "one for each period.",
             f"`{HEAD}` is the model of `{CONTINUED}` with live counts, ages and the user's own items. Its weights are "
             f"fitted to at most {NUM_FITTED:,} events of the period before, with the model of the period before. "
-            f"`{ALONE}` has the same head, but no model. The windows of recent popularity are chosen on the same "
-            "events.",
+            f"`{ALONE}` has the same head, but no model. The windows of recent popularity are chosen on at most "
+            f"{NUM_CHOOSING} events of the period before.",
         ],
         tables=[
             Table(
