@@ -90,14 +90,18 @@ def _judged(folder: Path, path: Path, plan: SplitPlan, dataset: str, split: str,
     settings += [f"seed={seed}", "training.device=cpu", *([f"data.cut={plan.cut}"] if split == "time" else [])]
     arguments = ["train", plan.recipe, *(word for setting in settings for word in ("--set", setting))]
     home = folder / step_name(f"{dataset}-split-{split}", {"arguments": arguments, "max_users": plan.max_users})
-    if not (home / "figures.json").exists():
-        home.mkdir(exist_ok=True)
-        say(f"{dataset}: training and evaluating data.split={split}")
+    home.mkdir(exist_ok=True)
+    if not (home / "train.json").exists():
+        say(f"{dataset}: training with data.split={split}")
         trained = run_command("train", [*arguments, "--runs", str(home), "--json"], log=home / "train.log")
-        words = ["evaluate", str(trained.require("run")), "--max-users", str(plan.max_users), "--cutoffs", "10,50"]
+        write_json_atomic(home / "train.json", {name: trained.require(name) for name in ("run", "tokens")})
+    if not (home / "figures.json").exists():
+        say(f"{dataset}: evaluating with data.split={split}")
+        run = read_json(home / "train.json")
+        words = ["evaluate", str(run["run"]), "--max-users", str(plan.max_users), "--cutoffs", "10,50"]
         judged = run_command("evaluate", [*words, "--json"], log=home / "evaluate.log")
         figures = {name: judged.require(name) for name in FIGURES}
-        write_json_atomic(home / "figures.json", figures | {"tokens": trained.require("tokens")})
+        write_json_atomic(home / "figures.json", figures | {"tokens": run["tokens"]})
     return read_json(home / "figures.json")
 
 
