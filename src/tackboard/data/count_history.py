@@ -18,15 +18,15 @@ versions would repeat all texts, lists and vectors of the item.
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tackboard.core.errors import UsageError
+from tackboard.core.errors import DataError, UsageError
 from tackboard.core.progress import Progress
 from tackboard.data.labels import UNITS_MS, parse_window
 from tackboard.events.attributes import VALID_FROM
@@ -39,6 +39,11 @@ from tackboard.features.entity_tables import find_ids
 Ints = NDArray[np.int64]
 STEPS = 12
 """Number of steps in a window, if no step is given."""
+SECOND_BITS = 37
+"""Number of bits of an instant in seconds since 1970. A log ends by the year 5138 (events/times.py), and a window has
+at most 36,500 days, so instants need no more bits."""
+STEPS_AT_ONCE = 1 << 20
+"""Versions are made for groups of items that have about this many steps with events."""
 EXAMPLE = "--live-counts reads_24h=24h"
 
 
@@ -58,7 +63,6 @@ class LiveCountConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "actions", tuple(sorted(self.actions)))
         step_ms = self.window_ms / STEPS if self.step_ms is None else self.step_ms
-        # With whole seconds, the product of an instant's number and the number of items fits into 64 bits.
         if step_ms < UNITS_MS["s"] or step_ms % UNITS_MS["s"] or self.window_ms % step_ms:
             given = "a twelfth of the window" if self.step_ms is None else "--step"
             raise UsageError(
@@ -91,62 +95,67 @@ def parse_live_counts(texts: Sequence[str], step: str | None, actions: Sequence[
 
 def count_history(
     dataset: Dataset, configs: Sequence[LiveCountConfig], *, quiet: bool = False
-) -> tuple[pa.Table, dict[str, int]]:
-    """Returns the versions of the live counts, and how often each count changes.
+) -> Iterator[tuple[pa.Table, dict[str, int]]]:
+    """Yields the versions of the live counts in parts, and how often each count changes in the part.
 
-    The table has the columns item_id, valid_from_ms and one column per count, and is sorted by the first two. An item
-    without an event that counts has no version. The events are read once per count, one bucket at a time.
+    The tables have the columns item_id, valid_from_ms and one column per count, and are sorted by the first two. An
+    item without an event that counts has no version. The events are read once per count, one bucket at a time. After
+    that, memory holds 16 bytes for each step of each count in which an item has events, and one part.
     """
     ids = numpy_column(dataset.read_items(["item_id"]), "item_id")
-    changes = {config.name: _changes(*_bins(dataset, ids, config, quiet=quiet), len(ids), config) for config in configs}
-    step_ms = math.gcd(*(config.every_ms for config in configs))
-    every_instant = np.concatenate([instants for _, instants, _ in changes.values()])
-    first_ms = int(every_instant.min())
-    num_instants = (int(every_instant.max()) - first_ms) // step_ms + 1
-    keys = {
-        name: places * num_instants + (instants - first_ms) // step_ms
-        for name, (places, instants, _) in changes.items()
-    }
-    versions = np.unique(np.concatenate(list(keys.values())))
-    places, instants = np.divmod(versions, num_instants)
-    columns = {"item_id": ids[places], VALID_FROM: first_ms + instants * step_ms}
-    for name, (own_places, _, numbers) in changes.items():
-        last = np.searchsorted(keys[name], versions, side="right") - 1
-        # Before the first change of a count, its window holds no event of the item. If there is no change at all, or
-        # none before, `last` is -1 and finds the appended -1.
-        is_known = np.append(own_places, -1)[last] == places
-        columns[name] = np.where(is_known, np.append(numbers, 0)[last], 0)
-    return pa.table(columns), {name: len(numbers) for name, (_, _, numbers) in changes.items()}
+    if len(ids) >> 63 - SECOND_BITS:
+        raise DataError(f"{dataset.path} has {len(ids):,} items", allowed=f"allowed: below {1 << 63 - SECOND_BITS:,}")
+    entries = {config.name: _entries(dataset, ids, config, quiet=quiet) for config in configs}
+    longest = max((keys for keys, _ in entries.values()), key=len)
+    cuts = np.unique(longest[::STEPS_AT_ONCE] >> SECOND_BITS)[1:].tolist()
+    for first, last in itertools.pairwise([0, *cuts, len(ids)]):
+        changes = {}
+        for config in configs:
+            keys, numbers = entries[config.name]
+            part = slice(*np.searchsorted(keys, [first << SECOND_BITS, last << SECOND_BITS]).tolist())
+            changes[config.name] = _changes(keys[part], numbers[part], config)
+        yield _versions(ids, changes), {name: len(keys) for name, (keys, _) in changes.items()}
 
 
-def _bins(dataset: Dataset, ids: Ints, config: LiveCountConfig, *, quiet: bool) -> tuple[Ints, Ints]:
-    """Counts the events of each item in each step. A key is the step's number × number of items + the item's place."""
-    found = IdCounts()
+def _entries(dataset: Dataset, ids: Ints, config: LiveCountConfig, *, quiet: bool) -> tuple[Ints, Ints]:
+    """Returns the keys at which events enter the window, sorted, and the number of events of each.
+
+    The upper bits of a key are the place of the item in `ids`, the lower bits an instant, in seconds since 1970.
+    """
+    found, step_s = IdCounts(), config.every_ms // 1000
     with Progress(f"counting {config.name}", total=dataset.num_events, unit="events", quiet=quiet) as progress:
         for events in dataset.event_chunks(["item_id", "action", "time_ms", "received_ms"]):
             progress.advance(events.num_rows)
             known_at = np.maximum(numpy_column(events, "time_ms"), numpy_column(events, "received_ms"))
             chosen = has_action(events, config.actions)
             places = find_ids(ids, numpy_column(events, "item_id")[chosen])
-            found.add(known_at[chosen] // config.every_ms * len(ids) + places)
+            # The events of a step enter when the step ends.
+            found.add((places << SECOND_BITS) + (known_at[chosen] // config.every_ms + 1) * step_s)
     return found.result()
 
 
-def _changes(bins: Ints, numbers: Ints, num_items: int, config: LiveCountConfig) -> tuple[Ints, Ints, Ints]:
-    """Returns (place of the item, instant in ms, count from then on) of every change, sorted by place and instant."""
-    steps, places = np.divmod(bins, num_items)
-    # The events of a step count from the next step on, and leave a window later.
-    steps = np.concatenate([steps + 1, steps + 1 + config.window_ms // config.every_ms])
-    places, numbers = np.concatenate([places, places]), np.concatenate([numbers, -numbers])
-    order = np.lexsort((steps, places))
-    steps, places, numbers = steps[order], places[order], numbers[order]
-    is_first = np.append(True, (steps[1:] != steps[:-1]) | (places[1:] != places[:-1]))[: len(steps)]
-    starts = np.flatnonzero(is_first)
-    numbers = np.add.reduceat(numbers, starts)
-    kept = numbers != 0
-    starts = starts[kept]
+def _changes(keys: Ints, numbers: Ints, config: LiveCountConfig) -> tuple[Ints, Ints]:
+    """Returns the keys at which a count changes, sorted, and the count from then on."""
+    keys, numbers = np.concatenate([keys, keys + config.window_ms // 1000]), np.concatenate([numbers, -numbers])
+    # A stable sort merges two sorted arrays in linear time.
+    order = np.argsort(keys, kind="stable")
+    keys, numbers = keys[order], numbers[order]
+    starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(keys)])
+    sums = np.add.reduceat(numbers, starts) if len(starts) else numbers
     # Every event enters and leaves, so the changes of an item add up to 0, and the next item begins at 0.
-    return places[starts], steps[starts] * config.every_ms, np.cumsum(numbers[kept])
+    return keys[starts][sums != 0], np.cumsum(sums[sums != 0])
+
+
+def _versions(ids: Ints, changes: dict[str, tuple[Ints, Ints]]) -> pa.Table:
+    versions = np.unique(np.concatenate([keys for keys, _ in changes.values()]))
+    places = versions >> SECOND_BITS
+    columns = {"item_id": ids[places], VALID_FROM: (versions & (1 << SECOND_BITS) - 1) * 1000}
+    for name, (keys, counts) in changes.items():
+        last = np.searchsorted(keys, versions, side="right") - 1
+        # Before its first change, a count of an item is 0. If no change is earlier, `last` is -1, the appended element.
+        is_known = np.append(keys, -1)[last] >> SECOND_BITS == places
+        columns[name] = np.where(is_known, np.append(counts, 0)[last], 0)
+    return pa.table(columns)
 
 
 def settings_of(config: LiveCountConfig) -> dict[str, Any]:

@@ -13,7 +13,9 @@ older column. Decided: new live counts are made together with those that the dat
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -286,19 +288,22 @@ def _write_with(old: Path, new: Path, ids: Ints, columns: dict[str, pa.Array]) -
     table = table.select(kept)
     for field in added.schema:
         table = table.append_column(field, added[field.name])
-    _write(table, new)
+    reach(f"{new.name}:before-write")
+    write_buckets(table, np.append(np.arange(0, table.num_rows, ROWS_PER_BUCKET), table.num_rows), new)
+    reach(f"{new.name}:after-write")
 
 
 def _write_live_counts(dataset: Dataset, wanted: dict[str, dict[str, Any]], new: Path, *, quiet: bool) -> None:
     """Writes the versions of all live counts among `wanted`. Adds to each how many versions it needs by itself."""
     configs = [config_of(name, made) for name, made in wanted.items() if made["kind"] == LIVE_COUNT]
-    table, changes = count_history(dataset, configs, quiet=quiet)
-    for name, count in changes.items():
-        wanted[name]["counts"] = {"changes": count}
-    _write(table, new)
-
-
-def _write(table: pa.Table, new: Path) -> None:
+    changes: Counter[str] = Counter()
     reach(f"{new.name}:before-write")
-    write_buckets(table, np.append(np.arange(0, table.num_rows, ROWS_PER_BUCKET), table.num_rows), new)
+    with contextlib.ExitStack() as stack:
+        writer = None
+        for table, changed in count_history(dataset, configs, quiet=quiet):
+            writer = writer or stack.enter_context(pq.ParquetWriter(new, table.schema))
+            writer.write_table(table, row_group_size=ROWS_PER_BUCKET)
+            changes.update(changed)
     reach(f"{new.name}:after-write")
+    for config in configs:
+        wanted[config.name]["counts"] = {"changes": changes[config.name]}

@@ -79,6 +79,7 @@ def attributes(**columns: Any) -> pa.Table:
 def folder(make_dataset: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """In buckets of two or three users, with a title and a vector per item."""
     monkeypatch.setattr("tackboard.events.dataset.ROWS_PER_BUCKET", 40)
+    monkeypatch.setattr("tackboard.data.count_history.STEPS_AT_ONCE", 50)
     rows, received = log()
     return make_dataset(tmp_path, rows, received_ms=received, item_attributes=attributes())
 
