@@ -3,9 +3,10 @@ r"""Defines features of a ranker that knows how new a candidate is and how often
 tackboard data synth --world news --set num_users=300 --set num_items=1000
 tackboard data attributes datasets/news --live-counts reads_1h=1h --live-counts reads_24h=24h
 tackboard features check examples/live_counts.py --data datasets/news
-tackboard data pseudo-requests datasets/news --candidates 20 --per-user 5 --from all --also save
+tackboard data pseudo-requests datasets/news --candidates 20 --per-user 8 --also save
 tackboard train finetune-none --set data.dataset=datasets/news --set data.features=examples/live_counts.py \
-  --set 'model.features.numbers=["age","reads_1h","reads_24h"]' --set 'model.features.vectors={}'
+  --set 'model.features.numbers=["age","reads_1h","reads_24h"]' --set 'model.features.vectors={}' \
+  --set 'model.request_features=[]' --set training.steps=30
 
 A log without births has a stand-in: `tackboard data attributes … --first-event birth_ms`.
 """

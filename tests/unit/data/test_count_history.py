@@ -14,15 +14,20 @@ import pyarrow.parquet as pq
 import pytest
 
 from tackboard.batch import HashConfig
+from tackboard.core.config import apply_overrides
 from tackboard.core.errors import UsageError
 from tackboard.core.keyed_random import uniform
+from tackboard.core.rundir import RunDirectory
 from tackboard.data.count_history import LiveCountConfig, parse_live_counts
 from tackboard.data.derived_attributes import Attributes, VectorsConfig, add_attributes, read_attributes
 from tackboard.data.pseudo_requests import PseudoRequestConfig, make_pseudo_requests
 from tackboard.data.request_loader import RequestConfig, RequestSource, RequestSteps
+from tackboard.evaluation.labelled_requests import answer, metrics_of
 from tackboard.events.checks.quality import check_dataset
 from tackboard.events.dataset import LIVE_COUNTS, open_dataset
 from tackboard.events.privacy.retention import retain
+from tackboard.events.synthetic.world_config import load_world_config
+from tackboard.events.synthetic.world_dataset import write_world
 from tackboard.features.backfill import backfill
 from tackboard.features.batch_executor import BatchExecutor, RequestRows
 from tackboard.features.column import Column, differing_rows
@@ -32,6 +37,10 @@ from tackboard.features.language import Int, Item, Request, String, Vector
 from tackboard.features.online_executor import OnlineExecutor
 from tackboard.features.standard import standard_features
 from tackboard.features.types import INT, STRING, FeatureType
+from tackboard.recipes.registry import find_recipe
+from tackboard.train.config import config_to_json
+from tackboard.train.start import open_source
+from tackboard.train.trainer import Trainer
 
 HOUR_MS = 3_600_000
 START_MS = 480_000 * HOUR_MS
@@ -39,6 +48,7 @@ NUM_USERS, NUM_ITEMS, NUM_EVENTS = 25, 6, 16
 READS_3H = LiveCountConfig(name="reads_3h", window_ms=3 * HOUR_MS)
 SAVES_8H = LiveCountConfig(name="saves_8h", window_ms=8 * HOUR_MS, step_ms=2 * HOUR_MS, actions=("save",))
 BOTH = (READS_3H, SAVES_8H)
+EXAMPLE = str(Path(__file__).parents[3] / "examples" / "live_counts.py")
 Rows = list[tuple[Any, ...]]
 
 
@@ -298,13 +308,36 @@ def test_what_is_refused(folder: Path, more: dict[str, Any], changes: dict[str, 
 
 
 def test_the_example_reads_them(folder: Path) -> None:
-    example = Path(__file__).parents[3] / "examples" / "live_counts.py"
     add(folder, *parse_live_counts(["reads_1h=1h", "reads_24h=24h"], None, []), first_event="birth_ms")
     moment, ids = START_MS + 40 * HOUR_MS, np.arange(NUM_ITEMS + 1)
     asked = rows_of(np.full(len(ids), moment), ids)
-    found = BatchExecutor.over(open_dataset(folder), load_features(str(example)).plan).compute(asked)
+    found = BatchExecutor.over(open_dataset(folder), load_features(EXAMPLE).plan).compute(asked)
     for name, window_h in (("reads_1h", 1), ("reads_24h", 24)):
         config = LiveCountConfig(name=name, window_ms=window_h * HOUR_MS)
         counts = [plain_count(one, moment, config) for one in ids.tolist()]
         assert np.allclose(found[name].values, np.log1p(counts))
     assert found["age"].to_pylist()[NUM_ITEMS] == -1.0 and (found["age"].values[:NUM_ITEMS] > 2).all()
+
+
+@pytest.mark.slow
+def test_a_ranker_that_reads_them_ranks_news_better(tmp_path: Path) -> None:
+    """In the news world the appeal of an item halves every 8 hours. Candidates are drawn from the whole log. The test
+    users are not in training. Measured: an AUC of 0.58 without the counts, 0.85 with them."""
+    world = dataclasses.replace(load_world_config("news"), num_users=300, num_items=1000)
+    folder = write_world(world, tmp_path, "news").parent
+    add(folder, *parse_live_counts(["reads_1h=1h", "reads_24h=24h"], None, []))
+    requests = PseudoRequestConfig(candidates=10, pool="all", per_user=4)
+    make_pseudo_requests(open_dataset(folder), requests, quiet=True)
+    settings = [f"data.dataset={folder}", f"data.features={EXAMPLE}", "data.test_share=0.3", "training.steps=30"]
+    settings += ["model.request_features=[]", "model.features.vectors={}"]
+    settings += ['data.labels=["next"]', 'model.head.labels=["next"]']
+    aucs = []
+    for numbers in ("[]", '["reads_1h","reads_24h"]'):
+        config = apply_overrides(find_recipe("finetune-none"), [*settings, f"model.features.numbers={numbers}"])
+        source = open_source(config)
+        trainer = Trainer(config, RunDirectory.create(tmp_path, "run", config_to_json(config)), source)
+        trainer.train(quiet=True)
+        steps = config.data.steps(source, config.model.tables, config.seed, part="test")
+        aucs.append(metrics_of(answer(trainer.model, steps), "next")["auc"])
+    print("AUCS", aucs)
+    assert aucs[1] > aucs[0] + 0.15, aucs
