@@ -322,14 +322,14 @@ def test_the_example_reads_them(folder: Path) -> None:
 @pytest.mark.slow
 def test_a_ranker_that_reads_them_ranks_news_better(tmp_path: Path) -> None:
     """In the news world the appeal of an item halves every 8 hours. Candidates are drawn from the whole log. The test
-    users are not in training. Measured: an AUC of 0.58 without the counts, 0.85 with them."""
+    users are not in training. Measured: an AUC of 0.599 without the counts, 0.822 with them."""
     world = dataclasses.replace(load_world_config("news"), num_users=300, num_items=1000)
     folder = write_world(world, tmp_path, "news").parent
     add(folder, *parse_live_counts(["reads_1h=1h", "reads_24h=24h"], None, []))
-    requests = PseudoRequestConfig(candidates=10, pool="all", per_user=4)
+    requests = PseudoRequestConfig(candidates=10, pool="all", per_user=3)
     make_pseudo_requests(open_dataset(folder), requests, quiet=True)
     settings = [f"data.dataset={folder}", f"data.features={EXAMPLE}", "data.test_share=0.3", "training.steps=30"]
-    settings += ["model.request_features=[]", "model.features.vectors={}"]
+    settings += ["model.request_features=[]", "model.features.vectors={}", "data.tokens_per_step=2048"]
     settings += ['data.labels=["next"]', 'model.head.labels=["next"]']
     aucs = []
     for numbers in ("[]", '["reads_1h","reads_24h"]'):
@@ -339,5 +339,4 @@ def test_a_ranker_that_reads_them_ranks_news_better(tmp_path: Path) -> None:
         trainer.train(quiet=True)
         steps = config.data.steps(source, config.model.tables, config.seed, part="test")
         aucs.append(metrics_of(answer(trainer.model, steps), "next")["auc"])
-    print("AUCS", aucs)
     assert aucs[1] > aucs[0] + 0.15, aucs
