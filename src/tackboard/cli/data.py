@@ -278,10 +278,21 @@ def data_attributes(
     vectors: Annotated[
         str | None, typer.Option(metavar="NAME", help="Add a vector per item, from co-engagement, under this name.")
     ] = None,
+    live_counts: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=WINDOW",
+            help="Add the number of events in the last WINDOW, e.g. reads_24h=24h; it changes with time. Repeatable.",
+        ),
+    ] = None,
+    step: Annotated[
+        str | None, typer.Option(help="Let live counts change once in this time; default: a twelfth of the window.")
+    ] = None,
     width: Annotated[int, typer.Option(help="Make vectors of this many numbers.")] = 32,
     window: Annotated[int, typer.Option(help="Call items neighbours if they are at most this many steps apart.")] = 5,
     until: Annotated[
-        str | None, typer.Option(help="Use only events before this time: ISO 8601, or ms since 1970.")
+        str | None,
+        typer.Option(help="Make vectors from events before this time (ISO 8601 or ms); live counts never look ahead."),
     ] = None,
     action: Annotated[
         list[str] | None, typer.Option(help="Use only events with this action; default: all. Repeatable.")
@@ -296,9 +307,11 @@ def data_attributes(
     seed: Annotated[int, typer.Option(help="Start the computation of vectors with this seed.")] = 0,
     json_output: Json = False,
 ) -> None:
-    """Compute attributes of items from the log and add them to the dataset: the first event's time, and vectors."""
+    """Compute attributes of items from the log and add them: the first event's time, vectors, live counts."""
+    from tackboard.core.errors import shown_bytes
+    from tackboard.data.count_history import parse_live_counts
     from tackboard.data.derived_attributes import VectorsConfig, add_attributes
-    from tackboard.events.dataset import open_dataset
+    from tackboard.events.dataset import LIVE_COUNTS, open_dataset
 
     config = None
     if vectors is not None:
@@ -312,7 +325,8 @@ def data_attributes(
             max_pairs=max_pairs,
             seed=seed,
         )
-    result = add_attributes(open_dataset(dataset), first_event=first_event, vectors=config)
+    counted = parse_live_counts(live_counts or [], step, action or [])
+    result = add_attributes(open_dataset(dataset), first_event=first_event, vectors=config, live_counts=counted)
     if json_output:
         typer.echo(json.dumps({"dataset": str(result.path), "attributes": result.made}))
         return
@@ -328,6 +342,11 @@ def data_attributes(
             f"group mean   {counts['from_group']:>12,}  items",
             f"zeros        {counts['zero']:>12,}  items",
         ]
+    for one in counted:
+        changes = result.made[one.name]["counts"]["changes"]
+        lines.append(f"{one.name}: {changes:,} changes, at multiples of {one.every_ms // 1000:,} s")
+    if counted:
+        lines.append(f"live counts  {shown_bytes((result.path / LIVE_COUNTS).stat().st_size):>12}  {LIVE_COUNTS}")
     typer.echo("\n".join([*lines, f"dataset      {result.path}"]))
 
 

@@ -1,23 +1,27 @@
 """Adds attributes of items that are computed from the log, as a new snapshot of the dataset.
 
     items.parquet          gains columns; so does item_history.parquet, if attributes change with time
+    live_counts.parquet    the versions of the live counts, which change with time
     attributes.json        how each added column was made, the SHA-256 of the events, and the counts
 
-Two kinds of columns can be added. One is the time of each item's first event: it stands for the time at which the item
-was created, if that is unknown. The other is a vector per item, from the co-engagement graph (co_engagement.py). All
-other files stay as they are. Decided: stored features (features.parquet) are left out if an added column replaces an
-older one, because they may depend on the older column.
+Three kinds of columns can be added. One is the time of each item's first event: it stands for the time at which the
+item was created, if that is unknown. Another is a vector per item, from the co-engagement graph (co_engagement.py). The
+third is a live count: how many events an item had lately (count_history.py). All other files stay as they are. Decided:
+stored features (features.parquet) are left out if an added column replaces an older one, because they may depend on the
+older column. Decided: new live counts are made together with those that the dataset has, because one file holds all.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -27,8 +31,10 @@ from tackboard.core.errors import DataError, UsageError
 from tackboard.core.files import reach, write_json_atomic
 from tackboard.core.progress import Progress
 from tackboard.data.co_engagement import Floats, Ints, PairCounts, ppmi, vectors_of
-from tackboard.events.columns import one_array
-from tackboard.events.dataset import EVENTS, ITEMS, Dataset
+from tackboard.data.count_history import LiveCountConfig, config_of, count_history, settings_of
+from tackboard.events.attributes import VALID_FROM
+from tackboard.events.columns import has_action, one_array
+from tackboard.events.dataset import EVENTS, ITEMS, LIVE_COUNTS, Dataset
 from tackboard.events.impressions import check_action
 from tackboard.events.layout import ROWS_PER_BUCKET, write_buckets
 from tackboard.events.schema import encode, is_field_name, numpy_column
@@ -40,6 +46,7 @@ from tackboard.features.entity_tables import find_ids
 ATTRIBUTES = "attributes.json"
 VERSION = 1
 HISTORY = "item_history.parquet"
+LIVE_COUNT = "live count"
 STORED_FEATURES = ("features.parquet", "features.json")
 MAX_WIDTH = 4096
 
@@ -98,25 +105,37 @@ class Attributes:
 
 
 def add_attributes(
-    dataset: Dataset, *, first_event: str | None = None, vectors: VectorsConfig | None = None, quiet: bool = False
+    dataset: Dataset,
+    *,
+    first_event: str | None = None,
+    vectors: VectorsConfig | None = None,
+    live_counts: Sequence[LiveCountConfig] = (),
+    quiet: bool = False,
 ) -> Attributes:
     """Makes a new snapshot of `dataset` whose items have more attributes, and points `latest` at the new snapshot.
 
     `first_event` names an attribute that is the time of the item's first event (ms UTC); it is null for an item without
-    events. `vectors` describes an attribute of vectors. `dataset` must be the newest snapshot. If it already has
-    exactly these attributes, no snapshot is made. After an error or a kill, the old snapshot stays in use.
+    events. `vectors` describes an attribute of vectors, and `live_counts` describes attributes that change with time.
+    `dataset` must be the newest snapshot. If it already has exactly these attributes, no snapshot is made. After an
+    error or a kill, the old snapshot stays in use.
     """
     check_newest(dataset)
     stored = read_attributes(dataset.path)
-    wanted = _wanted(dataset, first_event, vectors)
-    _check_names(dataset, list(wanted), list(stored))
+    wanted = _wanted(dataset, first_event, vectors, live_counts)
+    _check_names(dataset, wanted, stored)
+    for config in (vectors, *live_counts):
+        for action in () if config is None else config.actions:
+            check_action(dataset, action, f"--action {action}")
     if vectors is not None:
-        _check_vectors(dataset, vectors)
-    if all({**stored.get(name, {}), "counts": None} == {**made, "counts": None} for name, made in wanted.items()):
+        _check_group(dataset, vectors)
+    if live_counts:
+        wanted = {name: _renewed(made, wanted) for name, made in stored.items() if made["kind"] == LIVE_COUNT} | wanted
+    changed = [name for name, made in wanted.items() if _settings(stored.get(name, {})) != _settings(made)]
+    if not changed:
         return Attributes(dataset.path, stored)
-    has_history = (dataset.path / HISTORY).is_file()
-    tables = (ITEMS, HISTORY) if has_history else (ITEMS,)
-    stale = STORED_FEATURES if set(wanted) & set(stored) else ()
+    fixed = (ITEMS, HISTORY) if (dataset.path / HISTORY).is_file() else (ITEMS,)
+    tables = fixed if first_event is not None or vectors is not None else ()
+    stale = STORED_FEATURES if set(changed) & set(stored) else ()
 
     def fill(staging: Path) -> tuple[str, ...]:
         columns: dict[str, pa.Array] = {}
@@ -128,10 +147,12 @@ def add_attributes(
         ids = numpy_column(dataset.read_items(["item_id"]), "item_id")
         for name in tables:
             _write_with(dataset.path / name, staging / name, ids, columns)
+        if live_counts:
+            _write_live_counts(dataset, wanted, staging / LIVE_COUNTS, quiet=quiet)
         write_json_atomic(staging / ATTRIBUTES, {"version": VERSION, "attributes": {**stored, **wanted}})
         return written
 
-    written = (*tables, ATTRIBUTES)
+    written = (*tables, *((LIVE_COUNTS,) if live_counts else ()), ATTRIBUTES)
     path = derive_snapshot(dataset, "attributes", wanted, replaced=(*written, *stale), fill=fill)
     return Attributes(path, read_attributes(path))
 
@@ -147,12 +168,17 @@ def read_attributes(snapshot: Path) -> dict[str, dict[str, Any]]:
     return dict(content["attributes"])
 
 
-def _wanted(dataset: Dataset, first_event: str | None, vectors: VectorsConfig | None) -> dict[str, dict[str, Any]]:
+def _wanted(
+    dataset: Dataset, first_event: str | None, vectors: VectorsConfig | None, live_counts: Sequence[LiveCountConfig]
+) -> dict[str, dict[str, Any]]:
     """Returns what attributes.json will say about the attributes, without the counts."""
-    if first_event is None and vectors is None:
-        raise UsageError("no attribute was named", fix="give --first-event NAME, --vectors NAME or both")
-    if vectors is not None and first_event == vectors.name:
-        raise UsageError(f"two attributes are named {first_event}", fix="give them different names")
+    given = (first_event, None if vectors is None else vectors.name, *(config.name for config in live_counts))
+    names = [name for name in given if name is not None]
+    if not names:
+        raise UsageError("no attribute was named", fix="give --first-event NAME, --vectors NAME or --live-counts")
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"two attributes are named {name}", fix="give them different names")
     (events,) = [str(entry["sha256"]) for entry in dataset.manifest["files"] if entry["name"] == EVENTS]
     wanted: dict[str, dict[str, Any]] = {}
     if first_event is not None:
@@ -161,12 +187,24 @@ def _wanted(dataset: Dataset, first_event: str | None, vectors: VectorsConfig | 
         settings = dataclasses.asdict(vectors)
         settings |= {"actions": list(vectors.actions)}
         wanted[settings.pop("name")] = {"kind": "vectors", "events": events, **settings}
+    for config in live_counts:
+        wanted[config.name] = {"kind": LIVE_COUNT, "events": events, **settings_of(config)}
     return wanted
 
 
-def _check_names(dataset: Dataset, names: list[str], stored: list[str]) -> None:
-    known = pq.read_schema(dataset.path / ITEMS).names
-    for name in names:
+def _settings(made: dict[str, Any]) -> dict[str, Any]:
+    """Returns what attributes.json says about an attribute, without the counts."""
+    return {key: value for key, value in made.items() if key != "counts"}
+
+
+def _renewed(made: dict[str, Any], wanted: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Returns an older live count, made again from the events from which the `wanted` attributes are made."""
+    return {**_settings(made), "events": next(iter(wanted.values()))["events"]}
+
+
+def _check_names(dataset: Dataset, wanted: dict[str, dict[str, Any]], stored: dict[str, dict[str, Any]]) -> None:
+    known = [*pq.read_schema(dataset.path / ITEMS).names, VALID_FROM]
+    for name, made in wanted.items():
         if not is_field_name(name):
             raise UsageError(f"{name!r} cannot name an attribute", allowed="allowed: a Python name, e.g. content")
         if name in known and name not in stored:
@@ -175,11 +213,14 @@ def _check_names(dataset: Dataset, names: list[str], stored: list[str]) -> None:
                 allowed=f"taken: {', '.join(known)}",
                 fix="give another name",
             )
+        kind = stored.get(name, made)["kind"]
+        if kind != made["kind"] and LIVE_COUNT in (kind, made["kind"]):
+            raise UsageError(
+                f"items have a {kind} named {name}, which would become a {made['kind']}", fix="give another name"
+            )
 
 
-def _check_vectors(dataset: Dataset, config: VectorsConfig) -> None:
-    for action in config.actions:
-        check_action(dataset, action, f"--action {action}")
+def _check_group(dataset: Dataset, config: VectorsConfig) -> None:
     schema = pq.read_schema(dataset.path / ITEMS)
     if config.group is None:
         return
@@ -201,13 +242,10 @@ def _make_vectors(dataset: Dataset, config: VectorsConfig, *, quiet: bool) -> tu
     with Progress("counting neighbours", total=dataset.num_events, unit="events", quiet=quiet) as progress:
         for events in dataset.event_chunks(["item_id", "action", "time_ms", "received_ms"]):
             progress.advance(events.num_rows)
-            chosen = np.ones(events.num_rows, dtype=bool)
+            chosen = has_action(events, config.actions)
             if config.until_ms is not None:
                 for name in ("time_ms", "received_ms"):
                     chosen &= numpy_column(events, name) < config.until_ms
-            if config.actions:
-                actions = pc.is_in(one_array(events["action"]).cast(pa.string()), pa.array(config.actions))
-                chosen &= actions.to_numpy(zero_copy_only=False)
             num_events += int(chosen.sum())
             places = find_ids(ids, numpy_column(events, "item_id")[chosen])
             pairs.add(numpy_column(events, "user_id")[chosen], places)
@@ -253,3 +291,19 @@ def _write_with(old: Path, new: Path, ids: Ints, columns: dict[str, pa.Array]) -
     reach(f"{new.name}:before-write")
     write_buckets(table, np.append(np.arange(0, table.num_rows, ROWS_PER_BUCKET), table.num_rows), new)
     reach(f"{new.name}:after-write")
+
+
+def _write_live_counts(dataset: Dataset, wanted: dict[str, dict[str, Any]], new: Path, *, quiet: bool) -> None:
+    """Writes the versions of all live counts among `wanted`. Adds to each how many versions it needs by itself."""
+    configs = [config_of(name, made) for name, made in wanted.items() if made["kind"] == LIVE_COUNT]
+    changes: Counter[str] = Counter()
+    reach(f"{new.name}:before-write")
+    with contextlib.ExitStack() as stack:
+        writer = None
+        for table, changed in count_history(dataset, configs, quiet=quiet):
+            writer = writer or stack.enter_context(pq.ParquetWriter(new, table.schema))
+            writer.write_table(table, row_group_size=ROWS_PER_BUCKET)
+            changes.update(changed)
+    reach(f"{new.name}:after-write")
+    for config in configs:
+        wanted[config.name]["counts"] = {"changes": changes[config.name]}

@@ -95,15 +95,20 @@ def parse_label(text: str) -> Label:
     action, _, window = text.rpartition("=")
     if not action:
         raise UsageError(f"cannot read --label {text}", allowed="allowed: ACTION=WINDOW, e.g. --label save=7d")
+    return Label(action, parse_window(window, f"of --label {text}", f"--label {action}=7d"))
+
+
+def parse_window(window: str, of: str, example: str) -> int:
+    """Reads a length of time such as `7d`, and returns it in ms. An error says of which option (`of`) it is."""
     found = _WINDOW.fullmatch(window)
     window_ms = int(found.group(1)) * UNITS_MS[found.group(2)] if found else 0
     if not 1 <= window_ms <= MAX_WINDOW_MS:
         raise UsageError(
-            f"cannot read the window {window!r} of --label {text}",
+            f"cannot read the window {window!r} {of}",
             allowed="allowed: a whole number and ms, s, m (minutes), h or d, from 1ms to 36500d",
-            fix=f"for example --label {action}=7d",
+            fix=f"for example {example}",
         )
-    return Label(action, window_ms)
+    return window_ms
 
 
 @dataclasses.dataclass

@@ -35,7 +35,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -46,7 +45,7 @@ from tackboard.core.keyed_random import bits, uniform
 from tackboard.core.progress import Progress
 from tackboard.data.labels import UNITS_MS, Label, requests_schema
 from tackboard.data.request_layout import LABELS, PSEUDO
-from tackboard.events.columns import one_array
+from tackboard.events.columns import has_action, one_array
 from tackboard.events.dataset import EVENTS, REQUESTS, Dataset
 from tackboard.events.impressions import check_action
 from tackboard.events.layout import FILE_NAME as LAYOUT
@@ -230,7 +229,7 @@ class _Pool:
         is_one_hour = config.pool == "all"
         parts = []
         for events in dataset.event_chunks(["item_id", "time_ms", "action"]):
-            chosen = _has_action(events, config)
+            chosen = has_action(events, config.actions)
             hours = _hours(numpy_column(events, "time_ms")[chosen], is_one_hour=is_one_hour)
             parts.append(hours * len(item_ids) + find_ids(item_ids, numpy_column(events, "item_id")[chosen]))
             progress.advance(events.num_rows)
@@ -293,13 +292,6 @@ def _numbers_of(users: Ints) -> Ints:
     return np.cumsum(np.append(False, users[1:] != users[:-1]))[: len(users)]
 
 
-def _has_action(events: pa.Table, config: PseudoRequestConfig) -> NDArray[np.bool_]:
-    if not config.actions:
-        return np.ones(events.num_rows, dtype=bool)
-    actions = one_array(events["action"]).cast(pa.string())
-    return np.asarray(pc.is_in(actions, pa.array(config.actions)).to_numpy(zero_copy_only=False))
-
-
 def _instants(users: Ints, times: Ints, items: Ints) -> Ints:
     """Returns a number for each event. Events of one user on one item at one time, and only these, have the same."""
     order = np.lexsort((items, times, users))
@@ -331,7 +323,7 @@ def _choose(events: pa.Table, config: PseudoRequestConfig, pool: _Pool, counts: 
     """Returns the events that become requests, in the order of the bucket."""
     users, times = numpy_column(events, "user_id"), numpy_column(events, "time_ms")
     items = find_ids(pool.item_ids, numpy_column(events, "item_id"))
-    chosen = _has_action(events, config)
+    chosen = has_action(events, config.actions)
     if config.since_ms is not None:
         chosen &= times >= config.since_ms
     rows = np.flatnonzero(chosen)
@@ -428,9 +420,8 @@ def _write_rows(
 def _requests_with(action: str, events: pa.Table, places: Ints) -> NDArray[np.bool_]:
     """Returns, for each event, whether an event of the same request has an action. `places` holds the items' places."""
     instants = _instants(numpy_column(events, "user_id"), numpy_column(events, "time_ms"), places)
-    has_action = pc.equal(one_array(events["action"]).cast(pa.string()), action).to_numpy(zero_copy_only=False)
     found = np.zeros(len(instants), dtype=bool)
-    found[instants[np.asarray(has_action, dtype=bool)]] = True
+    found[instants[has_action(events, [action])]] = True
     return np.asarray(found[instants])
 
 

@@ -7,7 +7,7 @@ become strings. Spaces around ids are ignored. Actions and surfaces become dicti
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -193,6 +193,14 @@ def is_text(kind: Any) -> bool:
     """Returns whether a type is text. The text may be dictionary-encoded."""
     inner = kind.value_type if pa.types.is_dictionary(kind) else kind
     return bool(pa.types.is_string(inner) or pa.types.is_large_string(inner))
+
+
+def has_action(events: pa.Table, actions: Collection[str]) -> NDArray[np.bool_]:
+    """Returns a mask of the events whose action is one of `actions`. If `actions` is empty, all events are in it."""
+    if not actions:
+        return np.ones(events.num_rows, dtype=bool)
+    chosen = pc.is_in(one_array(events["action"]).cast(pa.string()), pa.array(actions))
+    return np.asarray(chosen.to_numpy(zero_copy_only=False))
 
 
 def one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:

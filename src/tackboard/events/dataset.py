@@ -8,6 +8,7 @@
                                   requests.parquet pseudo_requests.json       after `data pseudo-requests`
                                   features.parquet features.json              after a backfill
                                   attributes.json                             after `data attributes`
+                                  live_counts.parquet                         after `data attributes --live-counts`
     datasets/<name>/latest        -> the newest snapshot
     datasets/<name>/index/<snapshot>/   results that can be computed again from the snapshot (see data/index.py)
 
@@ -39,7 +40,7 @@ from tackboard.core.errors import CorruptFileError, DataError, UsageError
 from tackboard.core.files import new_directory, remove_leftovers, write_json_atomic
 from tackboard.core.manifest import MANIFEST, read_manifest, verify_manifest, write_manifest
 from tackboard.core.progress import say
-from tackboard.events.attributes import entity_table, split_versions
+from tackboard.events.attributes import VALID_FROM, entity_table, split_versions
 from tackboard.events.layout import FILE_NAME as LAYOUT
 from tackboard.events.layout import ROWS_PER_BUCKET, Layout, RowReader, cut_buckets, read_layout, write_buckets
 from tackboard.events.privacy.forgetting import (
@@ -63,10 +64,12 @@ EVENTS = "events.parquet"
 TRUTH = "truth.json"
 ITEMS = "items.parquet"
 REQUESTS = "requests.parquet"
+LIVE_COUNTS = "live_counts.parquet"
 LABEL = "label_"
 """Prefix of the label columns in requests.parquet."""
 KINDS = ("item", "user")
 """The kinds of things that have attributes."""
+_VERSION = ("item_id", VALID_FROM)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -169,6 +172,16 @@ class Dataset:
         if kind not in KINDS:
             raise UsageError(f"{kind!r} has no history of attributes", allowed=f"allowed: {', '.join(KINDS)}")
         return self._read_if_there(f"{kind}_history.parquet")
+
+    @functools.cached_property
+    def live_counts(self) -> list[str]:
+        """Names of the items' live counts (see data/count_history.py)."""
+        path = self.path / LIVE_COUNTS
+        return [name for name in pq.read_schema(path).names if name not in _VERSION] if path.exists() else []
+
+    def read_live_counts(self, names: Sequence[str]) -> pa.Table:
+        """Reads item_id, valid_from_ms and the live counts with these names. Rows are sorted like a history."""
+        return _read(self.path / LIVE_COUNTS, [*_VERSION, *names])
 
     def read_impressions(self) -> pa.Table | None:
         """Reads impressions.parquet, which events/impressions.py describes. Returns None if there is no such file."""

@@ -32,6 +32,7 @@ REQUIRED: dict[str, Columns] = {
     "users": {"user_id": _INT64, "user": _NUMBER_OR_TEXT},
     "item_history": {"item_id": _INT64, "valid_from_ms": _INT64},
     "user_history": {"user_id": _INT64, "valid_from_ms": _INT64},
+    "live_counts": {"item_id": _INT64, "valid_from_ms": _INT64},
     "requests": {"user_id": _INT64, "time_ms": _INT64, "item_id": (pa.list_(pa.int64()),)},
     "impressions": {"item_id": _INT64},
     "features": {},
@@ -48,6 +49,7 @@ SORTED: dict[str, tuple[str, ...]] = {
     "users": ("user_id",),
     "item_history": ("item_id", "valid_from_ms"),
     "user_history": ("user_id", "valid_from_ms"),
+    "live_counts": ("item_id", "valid_from_ms"),
     "requests": ("user_id", "time_ms"),
 }
 """The columns by which the rows of a file must be sorted. If only one column is named, its values must be distinct."""

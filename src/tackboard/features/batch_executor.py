@@ -82,8 +82,10 @@ class BatchExecutor:
             )
         self.plan = plan
         self.events = events
-        self.tables = {"user": users, "item": items}
-        self._folded: dict[str, FoldedTable] = {}
+        given = {"user": users, "item": items}
+        self.tables: dict[str, list[EntityTable | FoldedTable]] = {
+            entity: [] if table is None else [*table.parts()] for entity, table in given.items()
+        }
         self._prepare(plan)
 
     @classmethod
@@ -100,12 +102,11 @@ class BatchExecutor:
         ]
 
     def _fold(self, entity: str, num_rows: int) -> None:
-        """Folds the entity's table (see folding.py), unless the table has more rows than the batch (`num_rows`)."""
-        table = self.tables[entity]
-        if table is None or entity in self._folded or num_rows < len(table.ids):
-            return
-        plan, self._folded[entity] = fold(self.program.plan, entity, table)
-        self._prepare(plan)
+        """Folds the entity's tables (see folding.py), except tables with more rows than the batch (`num_rows`)."""
+        for place, table in enumerate(self.tables[entity]):
+            if isinstance(table, EntityTable) and num_rows >= len(table.ids):
+                plan, self.tables[entity][place] = fold(self.program.plan, entity, table)
+                self._prepare(plan)
 
     def compute(self, rows: RequestRows) -> dict[str, Column]:
         """Returns all features by name: a value per candidate for features of candidate level, else one per request."""
@@ -186,7 +187,7 @@ class BatchExecutor:
         columns: dict[tuple[str, str], Column] = {}
         item_ids = np.zeros(0, dtype=np.int64) if rows.item_ids is None else rows.item_ids
         ids = {"user": rows.user_ids, "item": item_ids}
-        lookups: dict[str, Lookup] = {}
+        lookups: dict[tuple[str, int], Lookup] = {}
         for entity, name, default in self._sources:
             key = (entity, name)
             if entity == "event" and events is not None and name in events.columns:
@@ -198,12 +199,13 @@ class BatchExecutor:
                 columns[key] = column if default is None else with_default(column, default)
             elif name == "id" and entity in ids:
                 columns[key] = Column(ID, ids[entity])
-            elif entity in ids and (table := self._folded.get(entity) or self.tables[entity]) is not None:
-                if entity not in lookups:
-                    times = rows.request_ms if entity == "user" else rows.request_ms[request_of]
-                    lookups[entity] = table.lookup(ids[entity], times)
-                if name in table.columns:
-                    columns[key] = lookups[entity](name, default)
+            elif entity in ids:
+                times = rows.request_ms if entity == "user" else rows.request_ms[request_of]
+                for place, table in enumerate(self.tables[entity]):
+                    if name in table.columns:
+                        if (entity, place) not in lookups:
+                            lookups[entity, place] = table.lookup(ids[entity], times)
+                        columns[key] = lookups[entity, place](name, default)
         return columns
 
 

@@ -1,13 +1,14 @@
 """Loads the tables that the executors read: the events of all users, and the attributes of users and items.
 
 Only the columns that a plan reads are loaded. Attributes may change with time. A table with `valid_from` may hold
-several versions of an entity. A request sees the newest version that was already valid at the request's time.
+several versions of an entity. A request sees the newest version that was already valid at the request's time. Live
+counts of items change far more often than other attributes, so they have a table of their own.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -87,26 +88,43 @@ class EventTable:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EntityTable:
-    """Holds attributes of users or items, sorted by id. Several versions of an id are sorted by `valid_from`."""
+    """Holds attributes of users or items, sorted by id. Several versions of an id are sorted by `valid_from`.
+
+    `also` holds more attributes, which are not in `columns`, and which change at other times.
+    """
 
     ids: Positions
     columns: Mapping[str, Column]
     valid_from: Positions | None = None
+    also: EntityTable | None = None
 
     @classmethod
-    def from_arrow(cls, table: pa.Table, entity: str, plan: Plan) -> EntityTable:
-        """Reads the attributes of `entity` (user or item) that `plan` reads, from a dataset's table."""
+    def from_arrow(
+        cls,
+        table: pa.Table,
+        entity: str,
+        plan: Plan,
+        *,
+        elsewhere: Collection[str] = (),
+        also: EntityTable | None = None,
+    ) -> EntityTable:
+        """Reads the attributes of `entity` (user or item) that `plan` reads, except `elsewhere`, from a table."""
         columns = {}
         for index, node in plan.sources():
             name = str(node.params["column"])
-            if node.params["entity"] != entity or name == "id":
+            if node.params["entity"] != entity or name == "id" or name in elsewhere:
                 continue
             if name not in table.column_names:
                 inner = {entity, f"{entity}_id", "valid_from_ms", *FUTURE}
-                raise plan.missing_source(index, [known for known in table.column_names if known not in inner])
+                known = [*table.column_names, *elsewhere]
+                raise plan.missing_source(index, [each for each in known if each not in inner])
             columns[name] = read_source(table[name], plan, index)
         valid_from = numpy_column(table, "valid_from_ms") if "valid_from_ms" in table.column_names else None
-        return cls(numpy_column(table, f"{entity}_id"), columns, valid_from)
+        return cls(numpy_column(table, f"{entity}_id"), columns, valid_from, also)
+
+    def parts(self) -> list[EntityTable]:
+        """Returns this table and `also`, if there is one. No attribute is in both."""
+        return [self] if self.also is None else [self, self.also]
 
     def lookup(self, ids: Positions, times: Positions | None) -> Lookup:
         """Returns a function of (attribute, default). The function returns the attribute of every id, as it was at the
@@ -200,14 +218,21 @@ def load_entities(dataset: Dataset, plan: Plan) -> tuple[EntityTable | None, Ent
     """Loads the tables (users, items) of a dataset. A table is None if `plan` reads no attribute from it."""
     tables: list[EntityTable | None] = []
     for entity in ("user", "item"):
-        params = [node.params for _, node in plan.sources() if node.params["entity"] == entity]
-        if all(each["column"] == "id" for each in params):
-            tables.append(None)
+        sources = [node.params for _, node in plan.sources() if node.params["entity"] == entity]
+        names = {str(params["column"]) for params in sources} - {"id"}
+        counts = dataset.live_counts if entity == "item" else []
+        read = names.intersection(counts)
+        also = None
+        if read:
+            others = names.difference(counts)
+            also = EntityTable.from_arrow(dataset.read_live_counts(sorted(read)), entity, plan, elsewhere=others)
+        if names == read:
+            tables.append(also)
             continue
         table = dataset.read_history(entity)
         if table is None:
             table = dataset.read_users() if entity == "user" else dataset.read_items()
-        tables.append(EntityTable.from_arrow(table, entity, plan))
+        tables.append(EntityTable.from_arrow(table, entity, plan, elsewhere=counts, also=also))
     return tables[0], tables[1]
 
 

@@ -143,8 +143,11 @@ def fold(plan: Plan, entity: str, table: EntityTable) -> tuple[Plan, FoldedTable
             edge |= {argument for argument in node.args if own[argument]}
     if not edge:
         return plan, FoldedTable(table, {})
-    # A column is named after a feature that reads it, so that an error about the column can name that feature.
-    names = {index: f"{plan.readers(index)[0]}@{index}" for index in sorted(edge)}
+    # A column is named after a feature that reads it, so that an error about the column can name that feature. A plan
+    # into which another table of the entity was folded already has such names, with one @ less.
+    sources = [str(node.params["column"]) for _, node in plan.sources() if node.params["entity"] == entity]
+    mark = "@" * (1 + max((name.count("@") for name in sources), default=0))
+    names = {index: f"{plan.readers(index)[0]}{mark}{index}" for index in sorted(edge)}
     inner = Plan(plan.nodes, {name: index for index, name in names.items()}).trimmed(names.values())
     columns = Program(inner).run(_whole_table(inner, entity, table))
     nodes = tuple(

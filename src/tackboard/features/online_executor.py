@@ -39,19 +39,19 @@ class OnlineExecutor:
 
     def __init__(self, plan: Plan, *, users: EntityTable | None = None, items: EntityTable | None = None) -> None:
         self.plan = plan
-        self.tables: dict[str, FoldedRequestTable] = {}
-        for entity, table in (("user", users), ("item", items)):
-            if table is not None:
+        self.tables: list[tuple[str, FoldedRequestTable]] = []
+        for entity, whole in (("user", users), ("item", items)):
+            for table in [] if whole is None else whole.parts():
                 plan, folded = fold(plan, entity, table)
-                self.tables[entity] = folded.for_requests()
+                self.tables.append((entity, folded.for_requests()))
         self.program = Program(plan)
         self._needs_times = plan.needs_event_times
         # Holds (entity, column, default) of each column that the caller gives with a request.
         self._given: list[tuple[str, str, Any]] = []
+        looked_up = {(entity, name) for entity, folded_table in self.tables for name in folded_table.names}
         for _, node in plan.sources():
             entity, name = str(node.params["entity"]), str(node.params["column"])
-            looked_up = entity in self.tables and name in self.tables[entity].names
-            if not looked_up and entity != "request" and (entity, name) not in _IDS:
+            if (entity, name) not in looked_up and entity != "request" and (entity, name) not in _IDS:
                 self._given.append((entity, name, node.params.get("default")))
 
     def compute(
@@ -77,7 +77,7 @@ class OnlineExecutor:
         columns = {("user", "id"): Column(ID, ids["user"]), ("item", "id"): Column(ID, item_ids)}
         if moment is not None:
             columns["request", "time"] = Column(TIME, moment)
-        for entity, table in self.tables.items():
+        for entity, table in self.tables:
             for name, column in table.read(ids[entity], request_ms).items():
                 columns[entity, name] = column
         num_rows = {"event": len(times), "user": 1, "item": len(item_ids), "context": 1}

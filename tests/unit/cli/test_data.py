@@ -332,6 +332,23 @@ def test_attributes_says_what_it_added_and_what_the_vectors_saw(tackboard: Progr
     assert few["attributes"]["few"]["counts"]["pairs_dropped"] > 0
 
 
+def test_attributes_says_how_often_live_counts_change(tackboard: Program, small: Path) -> None:
+    command = ("data", "attributes", small, "--live-counts", "reads_1h=1h", "--live-counts", "reads_24h=24h")
+    told = tackboard(*command, "--action", "click", "--step", "30m", "--json").json()
+    made = told["attributes"]["reads_24h"]
+    assert (made["window_ms"], made["step_ms"], made["actions"]) == (86_400_000, 1_800_000, ["click"])
+    answer = tackboard(*command)
+    assert answer.code == 0, answer.err
+    lines = answer.out.splitlines()
+    assert lines[0].startswith("reads_1h: ") and lines[0].endswith(" changes, at multiples of 300 s")
+    assert lines[1].endswith(" changes, at multiples of 7,200 s")
+    assert lines[2].startswith("live counts ") and lines[2].endswith(" kB  live_counts.parquet")
+    bad = tackboard("data", "attributes", small, "--live-counts", "reads=24")
+    assert bad.code == 2 and len(bad.err.splitlines()) == 3
+    assert bad.err.startswith("error: cannot read the window '24' of --live-counts reads=24\n")
+    assert "live counts never look ahead" in " ".join(tackboard("data", "attributes", "--help").out.split())
+
+
 def test_pseudo_requests_counts_what_it_made(tackboard: Program, small: Path) -> None:
     answer = tackboard("data", "pseudo-requests", small, "--candidates", 60, "--per-user", 2)
     assert answer.code == 0, answer.err

@@ -181,3 +181,19 @@ def test_parts_of_an_item_are_computed_beforehand_whichever_tables_there_are() -
         ):
             for name, column in expected.items():
                 assert not len(differing_rows(found[name], column)), name
+
+
+def test_a_second_table_of_the_same_items_is_folded_too() -> None:
+    counts = EntityTable(
+        np.array([-4, 10, 10]), {"reads": Column.of(INT, [4, 1, 2])}, valid_from=np.array([0, NOW_MS, NOW_MS + 1])
+    )
+    own = Item(price=Float(), reads=Int())
+    # Both tables are folded for the same feature, and at the same place in the plan.
+    features = FeatureSet("two", rate=own.reads.fill_missing(0).log1p() * own.price.fill_missing(2.0).log1p())
+    items = EntityTable(IDS, {"price": Column.of(FLOAT, [3.0, None, 7.0, 12.25])}, also=counts)
+    executor = OnlineExecutor(features.plan, items=items)
+    for later_ms, reads_of_10 in ((-1, 0), (0, 1), (5, 2)):
+        found = executor.compute(item_ids=ASKED, request_ms=NOW_MS + later_ms)["rate"].to_pylist()
+        reads, prices = [0, 0, 4, 0, reads_of_10, 0, 0], [7.0, 2.0, 3.0, 12.25, 2.0, 2.0, 2.0]
+        expected = [np.log1p(count) * np.log1p(price) for count, price in zip(reads, prices, strict=True)]
+        assert found == pytest.approx(expected, rel=1e-15)

@@ -30,7 +30,7 @@ from tackboard.events.checks.table_quality import (
     RequestCheck,
     TableCheck,
 )
-from tackboard.events.dataset import EVENTS, KIND, snapshot_folder
+from tackboard.events.dataset import EVENTS, KIND, LIVE_COUNTS, snapshot_folder
 from tackboard.events.privacy import forgetting
 from tackboard.events.privacy.forgetting import read_forgotten
 
@@ -85,7 +85,8 @@ def check_dataset(path: Path, *, max_user_share: float = 0.05, now_ms: int | Non
         items.compare_counts(events.items.result())
         users.compare_counts(events.users.result())
         _check_statistics(folder, events, findings)
-    histories = [HistoryCheck(kind, known, findings) for kind in ("item", "user")]
+    versions = (("item", "item_history.parquet"), ("user", "user_history.parquet"), ("item", LIVE_COUNTS))
+    histories = [HistoryCheck(kind, file, known, findings) for kind, file in versions]
     for other in (*histories, ImpressionCheck(known, findings), RequestCheck(known, findings, now_ms)):
         _run(other, files, findings)
     _check_layout(folder, events, findings)

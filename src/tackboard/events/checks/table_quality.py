@@ -144,10 +144,10 @@ class EntityCheck(TableCheck):
 
 
 class HistoryCheck(TableCheck):
-    """Checks item_history.parquet or user_history.parquet, the attribute versions, sorted by id and valid_from_ms."""
+    """Checks a file of attribute versions of items or users (`kind`), sorted by id and valid_from_ms."""
 
-    def __init__(self, kind: str, known: KnownIds, findings: Findings) -> None:
-        super().__init__(f"{kind}_history.parquet", findings, {f"{kind}_id": pa.int64(), VALID_FROM: pa.int64()})
+    def __init__(self, kind: str, file: str, known: KnownIds, findings: Findings) -> None:
+        super().__init__(file, findings, {f"{kind}_id": pa.int64(), VALID_FROM: pa.int64()})
         self._kind, self._known = kind, known.items if kind == "item" else known.users
 
     def _check(self, table: pa.Table) -> None:

@@ -29,7 +29,7 @@ from tackboard.core.errors import DataError, UsageError
 from tackboard.core.files import reach, read_json, remove_directory, remove_leftovers, write_json_atomic
 from tackboard.events.attributes import VALID_FROM
 from tackboard.events.checks.measures import DAY_MS, IdCounts, newest_time
-from tackboard.events.dataset import EVENTS, INDEX, ITEMS, LATEST, REQUESTS, TRUTH, Dataset
+from tackboard.events.dataset import EVENTS, INDEX, ITEMS, LATEST, LIVE_COUNTS, REQUESTS, TRUTH, Dataset
 from tackboard.events.layout import FILE_NAME as LAYOUT
 from tackboard.events.layout import ROWS_PER_BUCKET, Layout, RowReader, write_buckets
 from tackboard.events.privacy.forgetting import (
@@ -50,6 +50,7 @@ USERS, USER_HISTORY, STATISTICS = "users.parquet", "user_history.parquet", "stat
 REWRITTEN = (EVENTS, FEATURES, IMPRESSIONS, REQUESTS, ITEMS, USERS, USER_HISTORY, STATISTICS, LAYOUT)
 WITHOUT_USERS = (
     *("item_history.parquet", "features.json", "labels.json", "pseudo_requests.json", "attributes.json"),
+    LIVE_COUNTS,
     TRUTH,
 )
 """Files that name no user. They stay unchanged in the new snapshot, but TRUTH is left out if old events are removed."""
