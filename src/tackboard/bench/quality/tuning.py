@@ -50,8 +50,8 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
         STEPS: (0.75, 1.0, 1.35),
     },
 }
-"""Kind of method → setting → values. The values of STEPS are factors: the number of steps in PinFM's recipe is multiplied by
-them. Only PinFM has hashed tables with a rate of their own."""
+"""Kind of method → setting → values. The values of STEPS are factors by which the number of steps
+in PinFM's recipe is multiplied. Only PinFM has hashed tables with a rate of their own."""
 LARGE = {DROPOUT: (0.0, 0.1, 0.2, 0.3), STEPS: (1.0, 2.0, 3.0)}
 """The values that replace those of GRIDS if the catalogue is large. Training reads a large log only a few times, so
 there is less to gain from dropout and more from steps."""
