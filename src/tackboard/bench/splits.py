@@ -1,7 +1,8 @@
 """`tackboard bench splits` trains the same recipe twice, once for leave-last-out and once for a split by time.
 
 Both runs read the same number of tokens. Each is judged by its own split, beside the same baselines. The gap between
-the two tables shows what leave-last-out hides: how well a model of the past ranks the newest events of the log.
+the two tables shows what leave-last-out hides: how well a model that was trained only on the past ranks the newest
+events of the log.
 """
 
 from __future__ import annotations
@@ -134,9 +135,9 @@ def splits_report(result: Mapping[str, Any]) -> Report:
         command=f"bench splits --dataset {result['dataset']} --tokens {plan['tokens']}"
         + (f" --seed {result['seed']}" if result["seed"] else ""),
         words=[
-            f"The recipe `{plan['recipe']}`, with settings that a CPU can train in minutes "
-            f"({', '.join(plan['settings'])}), trained on {plan['tokens']:,} tokens for each split. The figures are "
-            "not those of the recipe as shipped.",
+            f"The recipe `{plan['recipe']}` was trained on {plan['tokens']:,} tokens for each split, with settings "
+            f"({', '.join(plan['settings'])}) with which a CPU trains it in minutes. The figures are not those of the "
+            "recipe as shipped.",
         ],
         tables=[
             Table("both splits", ("", "HR@10, last", "HR@10, time", "NDCG@10, last", "NDCG@10, time"), rows),

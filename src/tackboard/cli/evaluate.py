@@ -36,7 +36,9 @@ def evaluate(
         None, "--cut", help="Judge events from this instant on, with a run that was trained on earlier events only."
     ),
     judged: str | None = typer.Option(
-        None, "--judged", help="Judge each user's first or last event after the cut, or all; default: the recipe's."
+        None,
+        "--judged",
+        help="Judge each user's first event from the cut on, the last, or all; default: the recipe's.",
     ),
     cutoffs: str | None = typer.Option(
         None, "--cutoffs", help="Compute HR@k and NDCG@k for these k, such as 5,10,100; default: the recipe's."
@@ -97,7 +99,9 @@ def _print_rankings(result: dict[str, Any]) -> None:
     typer.echo(
         f"{result['num_users']:,} users, {result['num_items']:,} items; {result['protocol']}; step {result['step']:,}"
     )
-    typer.echo("items of the history are " + ("taken out" if result["filter_seen"] else "kept in the ranking"))
+    typer.echo(
+        "items of the history are " + ("taken out of the ranking" if result["filter_seen"] else "kept in the ranking")
+    )
     for columns in (ranked, [name for name in names if name not in ranked]):
         if columns:
             typer.echo(" " * 14 + "".join(f"{name:>{max(9, len(name) + 2)}}" for name in columns))
@@ -105,7 +109,7 @@ def _print_rankings(result: dict[str, Any]) -> None:
                 cells = "".join(f"{row[name]:{max(9, len(name) + 2)}.4f}" for name in columns)
                 typer.echo(f"{row['name']:<14}{cells}")
     for name, hours in result.get("windows_h", {}).items():
-        typer.echo(f"{name}: events of {hours:g} hours, the best window before the judged events")
+        typer.echo(f"{name}: counts the events of {hours:g} hours, the best window on earlier events")
     if share := result.get("never_seen_share"):
         typer.echo(f"{share:.1%} of the judged events are on items that training never saw: the model cannot rank them")
     if result["gap_closed"] is not None:
@@ -242,14 +246,14 @@ def _check_options(config: RunConfig, settings: Mapping[str, Any], cut: str | No
     if "judged" in settings and cut is None and getattr(config.data, "split", "") != "time":
         raise UsageError(
             "--judged applies only to a split by time; this run predicts each user's last positive event",
-            fix="name a cut and events after it: --cut INSTANT --dataset DATASET, or leave the option out",
+            fix="name a cut and a dataset with later events: --cut INSTANT --dataset DATASET, or leave the option out",
         )
     if item_time is not None and not isinstance(config.data, RequestConfig):
         raise UsageError("--item-time applies only to a ranker", fix="leave the option out")
 
 
 def _written(checkpoint: Checkpoint, result: dict[str, Any]) -> dict[str, Any]:
-    """Writes a result into the eval folder of its run, rankings with a page. Returns the result with its origin."""
+    """Writes a result into the eval folder of its run, and a page if it has slices. Adds the checkpoint and step."""
     from tackboard.core.files import write_json_atomic, write_text_atomic
     from tackboard.evaluation.evaluation_page import evaluation_page
 
@@ -276,13 +280,13 @@ def _opened_for_training(
     try:
         source: SequenceSource = data.open(features, vocabulary=vocabulary)
     except DataError as error:
-        say(f"warning: the baselines are fitted on the judged dataset, because of the run's own: {error.got}")
+        say(f"warning: the baselines are fitted on the judged dataset, not on the dataset of the run: {error.got}")
         return None
     return source
 
 
 def check_unseen_events(source: SequenceSource, trained_on: Mapping[str, Any], trained: SequenceSource | None) -> None:
-    """Raises UsageError if the run read events at or after the cut from which on it is judged."""
+    """Raises UsageError if training read events at or after the cut."""
     from tackboard.core.errors import UsageError
     from tackboard.data.time_split import shown_instant
 

@@ -1,13 +1,13 @@
 """Defines the baselines that every model must beat. They count events; nothing is learned.
 
     popularity            number of positive training events of an item
-    recent popularity     the same in a window, such as the last hour: live, up to each judged event, or frozen, up to
-                          the end of training
+    recent popularity     the same in a window, such as the last hour. Live: the window ends at each judged event.
+                          Frozen: the window ends at the end of training
     item-to-item          co-occurrence with the user's most recent items
     recently seen         the user's own items, the newest first
 
 Popularity, item-to-item and frozen recent popularity are fitted on what the model was trained on (`TrainingEvents`).
-Only live counts and the user's own history go on after the end of training, as they would in a server.
+Only live counts and the user's own history include later events, as they would in a server.
 
 `ItemToItem` scores items by cosine co-occurrence. Two items co-occur if they are within `WINDOW` events of each other
 in one history. Each item keeps its `NUM_NEIGHBOURS` strongest neighbours. The score of an item for a user is the sum of
@@ -38,11 +38,11 @@ DECAY = 0.8
 NUM_SEEN = 200
 """Number of newest events that `RecentlySeen` reads."""
 WINDOWS_H = (1.0, 3.0, 6.0, 12.0, 24.0, 72.0, 168.0, 336.0, 720.0)
-"""The windows of recent popularity, in hours, of which one is chosen on validation."""
+"""Windows of recent popularity, in hours. One is chosen on validation for live counts, and one for frozen counts."""
 VALIDATION_SHARE = 0.1
-"""Without a validation slice, this newest share of the training events chooses the window."""
+"""Without a validation slice, the window is chosen on this share of the training events, the newest ones."""
 NUM_VALIDATION_EVENTS = 1000
-"""At most this number of events chooses the window, drawn by a fixed key."""
+"""The window is chosen on at most this number of events, which are drawn by a fixed key."""
 DRAW_STREAM = 44
 """Random stream of this draw."""
 CHOSEN_AT = 10
@@ -51,7 +51,7 @@ CHOSEN_AT = 10
 
 @dataclasses.dataclass(frozen=True)
 class TrainingEvents:
-    """The E events that a model was trained on, user after user, as positions in the catalogue that is ranked."""
+    """The E events that a model was trained on, sorted by user. Items are positions in the catalogue that is ranked."""
 
     items: NDArray[np.int64]
     users: NDArray[np.int64]
@@ -64,8 +64,8 @@ class TrainingEvents:
     def of(
         cls, trained: Sequences, part: PartOfUsers | None = None, catalogue: NDArray[np.int64] | None = None
     ) -> TrainingEvents:
-        """`trained` holds the histories that training read, and `part` says whose. Items that the ranked `catalogue`
-        (default: the one of `trained`) does not have are left out."""
+        """`trained` holds the histories of the log, and `part` says which users training read. Events on items that are
+        not in the ranked `catalogue` (default: that of `trained`) are left out."""
         events = trained.training_events()
         users = np.repeat(np.arange(len(trained.user_ids)), np.diff(trained.offsets))[events]
         kept = (part or PartOfUsers()).of(trained.user_ids)[users]
@@ -82,7 +82,7 @@ class TrainingEvents:
 
     @property
     def end_ms(self) -> int:
-        """The instant after which the last of these events was known."""
+        """1 ms after the last of these events was known."""
         return int(self.times.max(initial=0)) + 1
 
     def counts(self) -> NDArray[np.int64]:
@@ -90,7 +90,7 @@ class TrainingEvents:
         return np.bincount(self.items[self.is_positive], minlength=self.num_items)
 
     def live_counts(self) -> LiveCounts:
-        """Returns the positive events as windows count them."""
+        """Returns the positive events, sorted by the time at which they were known."""
         items, times = self.items[self.is_positive], self.times[self.is_positive]
         order = np.argsort(times, kind="stable")
         return LiveCounts(items[order], times[order], self.num_items)
@@ -110,8 +110,8 @@ class Popularity:
 class RecentPopularity:
     """Scores an item by its number of positive events in the window before an instant.
 
-    If `frozen_ms` is given, it is this instant for all judged events. Otherwise it is the time of each judged event.
-    Items with equal numbers are ordered by their number of training events.
+    This instant is the time of each judged event or, if `frozen_ms` is given, `frozen_ms` for all judged events. Items
+    with equal numbers are ordered by their number of positive training events.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class RecentPopularity:
         *,
         frozen_ms: int | None = None,
     ) -> None:
-        """`trained` holds the number of training events of each item [V]."""
+        """`trained` holds the number of positive training events of each item [V]."""
         self._times = sequences.events.times
         self._window = counts.window(round(window_h * HOUR_MS))
         self._ties = (trained / (1 + trained.max(initial=0))).astype(np.float32)
@@ -221,7 +221,7 @@ def all_baselines(
     chosen, begin_ms = validation_events(sequences, training)
     trained = training.counts()
     windows: dict[str, float] = {}
-    # Leave-last-out judges events of all times, so nothing is frozen at an instant.
+    # Leave-last-out judges events of all times, so it has no frozen counts.
     for name, counts, validation_ms, frozen_ms in (
         ("recent, live", LiveCounts.of(sequences), None, None),
         *([("recent, frozen", training.live_counts(), begin_ms, training.end_ms)] if split is not None else []),
@@ -237,9 +237,9 @@ def all_baselines(
 
 
 def validation_events(sequences: Sequences, training: TrainingEvents) -> tuple[JudgedEvents, int]:
-    """Returns some events before the judged ones, in the order of time, and the instant at which they begin.
+    """Returns events to choose windows and fit the live head on, in the order of time, and the instant of their begin.
 
-    They are events of the validation slice or, without one, of the newest training events.
+    The events come from the validation slice or, if there is none, from the time of the newest training events.
     """
     split = sequences.source.time_split
     end_ms = training.end_ms if split is None else split.until_ms
@@ -247,7 +247,8 @@ def validation_events(sequences: Sequences, training: TrainingEvents) -> tuple[J
     if split is not None and split.has_slice:
         begin_ms, end_ms = split.until_ms, split.cut_ms
     chosen = events_between(sequences, begin_ms, end_ms)
-    # Without a cut, each user's held-out event is left out. With a cut, so is what was received at or after it.
+    # Without a cut, each user's events end before the held-out event. With a cut, they end before the user's first
+    # event that happened or was received at or after the cut.
     ends = sequences.train_ends if sequences.cuts is None else sequences.cuts.cut_ends
     chosen = chosen.take(np.flatnonzero(chosen.events < ends[chosen.users]))
     return _drawn(chosen, sequences), begin_ms

@@ -1,9 +1,9 @@
 """Judges a retrieval model: ranks the whole catalogue for each judged event, beside all baselines.
 
 This module takes a model, the histories that it is judged on and the events that it was trained on. It returns one
-result: the table of rivals (HR@k, NDCG@k, MRR, recall, coverage, novelty, repeat share), the slices, and a sentence
-about events on items that training never saw. The settings of the result are part of its name, so results with other
-settings do not overwrite each other.
+result: the table of rivals (HR@k, NDCG@k, MRR, recall, coverage, novelty, repeat share), the slices, and the share
+of judged events on items that training never saw. The settings of the result are part of its name, so results with
+different settings do not overwrite each other.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tackboard.evaluation.truth import oracle
 from tackboard.metrics.top_lists import coverage, novelty, repeat_share
 
 TOP = 10
-"""Coverage, novelty, repeat share and the slices look at this number of first items."""
+"""Recall, coverage, novelty and repeat share look at this number of top items; slices too, if it is a cutoff."""
 
 
 def judge_catalogue(
@@ -52,9 +52,10 @@ def judge_catalogue(
     max_users: int | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Returns the result. `trained` holds the histories that training read (default: `sequences`), `part` says whose.
+    """Returns the result. `trained` holds the histories of the log of training (default: `sequences`).
 
-    At most `max_users` users are judged. The judged events are ranked in the order of their times.
+    `part` says which of these users training read. At most `max_users` users are judged. The judged events are ranked
+    in the order of their times.
     """
     split = sequences.source.time_split
     training = TrainingEvents.of(trained or sequences, part, sequences.catalogue)
@@ -101,7 +102,7 @@ def judge_catalogue(
         "live_head": None if head is None else dataclasses.asdict(head),
         "never_seen_share": round(float(never_seen.mean()), 6),
         "slices": slices,
-        # Leave-last-out counts the baselines of earlier versions, so published shares of the gap stay the same.
+        # Leave-last-out counts only the baselines of earlier versions, so published shares of the gap stay the same.
         "gap_closed": gap_closed(table["rows"], names=SIMPLE if split is None else found.rivals),
     }
 
@@ -109,7 +110,7 @@ def judge_catalogue(
 def _chosen(judged: JudgedEvents, sequences: Sequences, max_users: int | None) -> JudgedEvents:
     """Returns the events of at most `max_users` users, in the order of time.
 
-    With a split by time, the users are drawn by their ids, because the first users after the cut differ from others.
+    With a split by time, the users are drawn by their ids, because the first users may differ from the others.
     """
     users = np.unique(judged.users)
     if max_users is not None and len(users) > max_users:
@@ -121,7 +122,7 @@ def _chosen(judged: JudgedEvents, sequences: Sequences, max_users: int | None) -
 
 
 def result_name(sequences: Sequences, settings: EvaluationConfig, max_users: int | None) -> str:
-    """Returns the part of a result's file name that says how it was judged."""
+    """Returns the part of a result's file name that says how the model was judged."""
     source = sequences.source
     words = ["last" if source.held_out == 1 else f"last-but-{source.held_out - 1}"]
     if source.time_split is not None:
@@ -147,7 +148,7 @@ def _add_figures(
     appears_ms: NDArray[np.int64] | None,
     seen: SeenItems,
 ) -> None:
-    """Adds MRR, recall and the figures of the first items to each rival's row."""
+    """Adds MRR, recall and the figures of the top items to each rival's row."""
     counts = training.counts()
     num_items = len(sequences.catalogue)
     if appears_ms is not None and len(judged):

@@ -13,7 +13,7 @@ WORDS = {
     "item in training": "A model of ids cannot rank an item that training never saw. Live counts can.",
     "item for the user": "An item that the user had seen before can be found by looking at the history alone.",
     "history": "The number of the user's events before the judged event.",
-    "time since the cut": "How fast a frozen model ages. Live counts do not age.",
+    "time since the cut": "This shows how fast a frozen model ages. Live counts do not age.",
 }
 TONES: Mapping[str, Tone] = {
     "model": "accent",
@@ -50,7 +50,7 @@ def evaluation_page(result: Mapping[str, Any]) -> str:
         caption="The best rival by HR is bold; the oracle is not counted.",
     )
     for name, hours in result["windows_h"].items():
-        table.text(f"“{name}” counts the events of {hours:g} hours, the best window before the judged events.")
+        table.text(f"“{name}” counts the events of {hours:g} hours. On earlier events, this window was the best.")
     figures = page.section("What training knew")
     figures.figures(
         [
@@ -68,7 +68,7 @@ def evaluation_page(result: Mapping[str, Any]) -> str:
 
 
 def _main(row: Mapping[str, Any]) -> float:
-    """Returns HR at 10, or at the first cutoff if 10 is none."""
+    """Returns HR at 10, or at the first cutoff if 10 is not a cutoff."""
     name = "hr@10" if "hr@10" in row else next(key for key in row if key.startswith("hr@"))
     return float(row[name])
 

@@ -1,8 +1,8 @@
 """Groups candidates by the age of their item: the time of the request minus the time of the item.
 
 The time of an item is an attribute in items.parquet, such as the time of its birth. `first_ms`, the time of the item's
-first event in the log, is in every dataset and may be used instead. An item newer than the request counts as
-`under 7 days` old.
+first event in the log, is in every dataset and may be used instead. An item whose time is after the request counts
+as `under 7 days` old.
 """
 
 from __future__ import annotations

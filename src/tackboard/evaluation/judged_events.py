@@ -10,8 +10,8 @@ it, also those after the cut, because a server would know them. Only the model a
     u3                                │  ◉ ○             the history of ◉ is empty
 
 Decided: an item can be recommended after its first event in the log, the earliest proof that it exists. An item that
-appears later does not compete. If the judged event is itself the first event of its item, every rival misses it;
-otherwise the item's age of 0 would give it away.
+appears later does not compete. If the judged event is itself the first event of its item, every rival misses it:
+if the item competed, its age of 0 would give it away.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def held_out_events(sequences: Sequences) -> JudgedEvents:
 def events_between(sequences: Sequences, begin_ms: int, end_ms: int | None, judged: Judged = "all") -> JudgedEvents:
     """Returns positive events with a time from `begin_ms` to before `end_ms`, in the order of their times.
 
-    `judged` says whether each user's first, last or all such events are returned.
+    `judged` says whether each user's first of these events is returned, the last, or all.
     """
     times = sequences.events.times
     chosen = sequences.is_positive & (times >= begin_ms)
@@ -99,14 +99,14 @@ def judged_events(sequences: Sequences, judged: Judged) -> JudgedEvents:
     if len(found) == 0:
         raise DataError(
             f"{sequences.source.path} has no positive event to judge",
-            allowed=f"judged are positive events at or after data.cut = {shown_instant(split.cut_ms)}",
+            allowed=f"positive events at or after data.cut = {shown_instant(split.cut_ms)} are judged",
             fix="choose an earlier cut, or name more actions in data.positive_actions",
         )
     return found
 
 
 def first_seen(sequences: Sequences) -> NDArray[np.int64]:
-    """Returns the time in ms of each item's first event in the log [V]; the largest number if there is none."""
+    """Returns the time in ms of each item's first event in the log [V], or the largest int64 without events."""
     times = np.full(len(sequences.catalogue), np.iinfo(np.int64).max)
     np.minimum.at(times, np.searchsorted(sequences.catalogue, sequences.item_ids), sequences.events.times)
     return times

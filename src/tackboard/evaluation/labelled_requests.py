@@ -170,7 +170,8 @@ def hits_by_age(answers: ScoredCandidates, label: str, ages: NDArray[np.int64]) 
     """Returns HIT@3 of each slice of item age. `ages` [E] holds, for each candidate, the position in `AGES` of its
     item's age.
 
-    A slice counts the requests that have a positive of this age. A request is a hit if such a positive is in the top 3.
+    A slice counts the requests with a positive of the slice's age. A request is a hit if such a positive is in the
+    top 3.
     """
     is_known = answers.labels[label] >= 0
     chosen, ages = answers.judged(label), ages[is_known]

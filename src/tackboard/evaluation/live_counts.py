@@ -1,8 +1,9 @@
 """Counts the positive events of each item in a window that ends at a given instant: how popular an item is right now.
 
 An event counts from the instant after it was known. It was known when it happened or, if that is later, when the log
-received it. So a count at time t holds nothing that a server could not have counted at t. The events are sorted by this
-time once. A window keeps its counts and moves its two ends, so instants in rising order cost only the events between.
+received it. So a count at time t holds only what a server could have counted at t. The events are sorted once, by the
+time at which they were known. A window keeps its counts and moves its two ends. So if instants come in rising order,
+each call adds and removes only the events that entered and left the window since the last call.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class LiveCounts:
 
     @classmethod
     def of(cls, sequences: Sequences) -> LiveCounts:
-        """Counts all positive events of `sequences`. A window only ever sees those before its end."""
+        """Returns all positive events of `sequences`. A window counts only the events before its end."""
         known_at = np.maximum(sequences.events.times, sequences.events.received)[sequences.is_positive]
         order = np.argsort(known_at, kind="stable")
         items = np.searchsorted(sequences.catalogue, sequences.item_ids[sequences.is_positive][order])
@@ -45,7 +46,7 @@ class CountWindow:
         self._numbers = np.zeros(counts.num_items, dtype=np.float32)
 
     def at(self, time_ms: int) -> NDArray[np.float32]:
-        """Returns the number of events of each item that were known from `time_ms` − length to before `time_ms` [V].
+        """Returns the number of each item's events [V] that were known in [`time_ms` − length, `time_ms`).
 
         The array is the window's own: it changes with the next call.
         """

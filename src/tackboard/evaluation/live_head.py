@@ -1,21 +1,25 @@
 """Adds live counts to a model's scores: what is read right now, how old an item is, and what the user has read.
 
 A model of ids knows an item only after it was trained on the item's events. Live counts know every item at once, but
-not the user. The head joins both: its score is a weighted sum of features of a user and an item at an instant t.
+not the user. The head joins the model and the counts: its score is a weighted sum of features of a user and an item at
+an instant t.
 
-    model        the model's score, alone and times log(1 + events of the history); 0 for items it was not trained on
-    counts       log(1 + positive events of the item) in each window before t, with weights of their own for items that
-                 the model was trained on and for all other items
+    model        the model's score, and the same times log(1 + events of the history); both are 0 for items that the
+                 model was not trained on
+    known        1 for items that the model was trained on, 0 for all other items
+    counts       log(1 + positive events of the item) in each window before t; items that the model was trained on have
+                 one weight for this feature, all other items have another
     age          log(1 + hours since the item's first event), with two weights in the same way
     own          whether the user had an event with the item, how many, and how long ago
 
 The weights are fitted on events that the model was not trained on: those of the validation slice. They maximise the
 likelihood of the chosen item among the items that could have been chosen (a conditional logit). That problem is convex,
-so there is one answer and nothing to tune. Decided: the head has few weights, so a thousand events and a second
-suffice, and a site can fit it every night. Decided: the weights are not learned together with the model, because on its
-own training events a model is surer than it is on tomorrow's.
+so there is one answer and nothing to tune. Decided: the head has few weights, so a thousand events and one
+second of computing suffice, and a site can fit it every night. Decided: the weights are not learned together with the
+model, because a model is surer on its own training events than on later events.
 
-Shapes: J judged events, V items of the catalogue, C choices of an event, K features of an item, O of own items.
+Shapes: J judged events, V items of the catalogue, C choices of an event, K features of an item, O features of an own
+item, F features in all, P rows (the own items or the choices of all events).
 """
 
 from __future__ import annotations
@@ -37,11 +41,12 @@ WINDOWS_H = (1.0, 6.0, 24.0, 168.0)
 CHOICES = 4096
 """If the log has at most this number of items, every item that has appeared is a choice."""
 CHOICES_PER_SOURCE = 128
-"""Otherwise the choices are this number of best items by the model and by each window, and the user's newest items."""
+"""Otherwise the choices are the user's own items, this number of items with the best scores of the model, and this
+number of items with the highest counts in each window."""
 AT_ONCE = 128
 """Number of judged events whose features are computed at a time."""
 PENALTY = 1e-3
-"""Weight of the squared weights (of features with standard deviation 1) in the fit."""
+"""The loss of the fit includes the sum of squared weights times this factor, for features with standard deviation 1."""
 OF_MODEL = ("model", "model × history")
 OF_OWN = ("seen", "times seen", "hours since seen")
 Floats = NDArray[np.float32]
@@ -67,7 +72,7 @@ class LiveFeatures:
         return np.stack([known, *(value * kind for value in values for kind in (known, unknown))], axis=1)
 
     def own(self, judged: JudgedEvents) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:
-        """Returns for each user of a judged event the items of the history: rows, items and features [P, O]."""
+        """Returns the distinct items before each judged event: (row of the event, item, features [P, O])."""
         rows, items = history_items(self.sequences, judged)
         num_items = len(self.known)
         keys, last, counts = _last_of_each(rows * num_items + items)
@@ -80,7 +85,7 @@ class LiveFeatures:
         return keys // num_items, keys % num_items, values.astype(np.float32)
 
     def of_model(self, judged: JudgedEvents, scores_JV: torch.Tensor) -> tuple[Floats, Floats]:
-        """Returns the model's scores, 0 for unknown items [J, V], and the factor of the second feature [J]."""
+        """Returns the model's scores [J, V], 0 for unknown items, and log(1 + events of the history) [J]."""
         scores = np.where(self.known, scores_JV.cpu().numpy(), np.float32(0.0))
         return scores, np.log1p(judged.lengths(self.sequences)).astype(np.float32)
 
@@ -94,7 +99,7 @@ class LiveHead:
     """Number of events that the weights were fitted on."""
 
     def scores(self, features: LiveFeatures, score: ScoreEvents) -> ScoreEvents:
-        """Returns a function that adds the head to the scores of a model."""
+        """Returns a function that computes the head's scores from those of the model."""
         of_items = self._weights(features.of_items)
         of_model, of_own = self._weights(OF_MODEL), self._weights(OF_OWN)
         times = features.sequences.events.times
@@ -116,9 +121,9 @@ class LiveHead:
 
 
 def fit_live_head(features: LiveFeatures, score: ScoreEvents, judged: JudgedEvents) -> LiveHead | None:
-    """Fits the weights to judged events, in the order of their times. `score` is the model's.
+    """Fits the weights to judged events, which are in the order of their times. `score` gives the model's scores.
 
-    Events whose item is no choice are left out. Returns None if no event is left.
+    Events whose item is not among the choices are left out. Returns None if no event is left.
     """
     parts = [
         _choices(features, score, judged.take(slice(begin, begin + AT_ONCE)))
@@ -154,8 +159,9 @@ def fit_live_head(features: LiveFeatures, score: ScoreEvents, judged: JudgedEven
 
 
 def _choices(features: LiveFeatures, score: ScoreEvents, judged: JudgedEvents) -> list[Floats]:
-    """Returns for each judged event the features of its choices [C, F], the chosen item first. Which items are choices
-    does not depend on the chosen item, so leaving out events whose item is no choice does not bias the weights."""
+    """Returns for each judged event the features of its choices [C, F], the chosen item first. The rule for choices
+    does not look at the chosen item. So leaving out events whose item is not among the choices does not bias the
+    weights."""
     scores, lengths = features.of_model(judged, torch.as_tensor(score(judged)))
     rows, items, of_own = features.own(judged)
     starts = np.searchsorted(rows, np.arange(len(judged) + 1))
@@ -193,6 +199,6 @@ def _candidates(features: LiveFeatures, of_items: Floats, time_ms: int) -> NDArr
 
 
 def _last_of_each(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the distinct keys in ascending order, the index of the last occurrence of each, and its number."""
+    """Returns the distinct keys in ascending order, the index of each key's last occurrence, and its count."""
     reverse, first, counts = np.unique(keys[::-1], return_index=True, return_counts=True)
     return reverse, len(keys) - 1 - first, counts

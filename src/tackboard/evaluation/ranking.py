@@ -5,8 +5,8 @@ event are its history. Every item of the catalogue is ranked, and ties count aga
 whether items of the history are removed from the ranking; the result includes this setting. Judged events are ranked in
 chunks, so memory does not grow with their number.
 
-With a split by time, an item competes only after its first event. So nobody can rank an item whose first event is the
-judged one. A model ranks items that training never saw behind all others, because their rows say nothing.
+With a split by time, an item competes only after its first event. So no rival can rank an item whose first event is the
+judged one. A model ranks items that training never saw after all others, because it learned nothing about them.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from tackboard.features.column import ranges
 from tackboard.metrics.ranks import RankingMetrics, ranks_of_targets
 
 SIMPLE = ("popularity", "item-to-item")
-"""The baselines that count nothing but training events."""
+"""The baselines that count training events of all times."""
 MOST_CUTOFFS = 12
-"""The cutoffs are part of a result's file name, which has at most 255 letters."""
+"""Most cutoffs of an evaluation: they are part of a result's file name, which has at most 255 letters."""
 ScoreEvents = Callable[[JudgedEvents], "NDArray[np.floating] | torch.Tensor"]
 """A function that takes J judged events and returns scores over the catalogue [J, items], on any device."""
 
@@ -47,10 +47,10 @@ class EvaluationConfig:
     filter_seen: bool = False
     """Whether items of the history are removed from the ranking. Use False if users often return to the same items."""
     chunk_users: int = 256
-    """Number of users ranked at once, which limits memory."""
+    """Number of judged events that are ranked at once. It limits memory."""
     judged: Judged = "first"
     """Events that are judged if data.split is time: each user's `first` or `last` positive event from the cut on, or
-    `all` of them."""
+    `all` positive events from the cut on."""
     item_time: str = ""
     """Time attribute of the items, such as birth_ms. HIT@3 of a ranker is then also shown by the age of the items. The
     age is the time of the request minus this time. If empty, HIT@3 is not shown by age."""
@@ -73,7 +73,7 @@ def rank_model(
 ) -> ScoreEvents:
     """Returns a function that scores the catalogue for judged events, from the user's events before them.
 
-    The newest `skip_newest` of these events are left out. If `known` [V] is given, other items get the lowest score.
+    The newest `skip_newest` of these events are left out. If `known` [V] is given, all other items get the score −inf.
     """
     model.eval()
     device = next(model.parameters()).device
@@ -137,7 +137,7 @@ def evaluate_rankings(
     top: int = 0,
     quiet: bool = False,
 ) -> tuple[dict[str, Any], dict[str, Ranked]]:
-    """Ranks the judged events by each of `rivals`. Returns a table of HR@k, NDCG@k and MRR, and what each rival ranked.
+    """Ranks the judged events by each of `rivals`. Returns a table of HR@k and NDCG@k, and the `Ranked` of each rival.
 
     `appears_ms` and `top` are those of `rank_events`.
     """
@@ -200,7 +200,7 @@ def rank_events(
 
     If `score` skips the newest events of a history, `skip_newest` must have the same value here. Otherwise the removal
     of seen items would reveal the skipped events. If `appears_ms` [V] is given, an item competes only for events
-    after this time.
+    after the item's time.
     """
     targets = judged.items(sequences)
     ranks = np.empty(len(judged), dtype=np.int64)
@@ -227,7 +227,7 @@ def rank_events(
 def gap_closed(rows: list[dict[str, Any]], metric: str = "hr@10", *, names: Collection[str] = SIMPLE) -> float | None:
     """Returns the share of the gap between the best of the baselines `names` and the oracle that the model closes.
 
-    Returns None if there is no gap, or if `rows` lacks the model, the oracle, all of these baselines or the metric.
+    Returns None if there is no gap, if `rows` lacks the model, the oracle or the metric, or if it has none of `names`.
     """
     by_name = {row["name"]: row for row in rows}
     if not {"model", "oracle"} <= set(by_name) or metric not in by_name["model"]:

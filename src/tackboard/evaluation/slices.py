@@ -1,6 +1,6 @@
 """Divides judged events into slices, such as the age of the item, and computes the figures of each slice.
 
-A mean over all events hides where a model fails. The slices answer what a user asks next. Does the model know new
+A mean over all events hides where a model fails. The slices answer what a reader asks next. Does the model know new
 items? Does it need a long history? How fast does it age after the cut? Does it only repeat what users saw before?
 """
 
@@ -29,7 +29,7 @@ LENGTH_LABELS = ("no event", "1 to 4 events", "5 to 19 events", "20 to 99 events
 SINCE_BOUNDS = (HOUR_MS, 6 * HOUR_MS, DAY_MS, 3 * DAY_MS, 7 * DAY_MS)
 SINCE_LABELS = ("under 1 hour", "1 to 6 hours", "6 to 24 hours", "1 to 3 days", "3 to 7 days", "7 days or more")
 MOST_NAMES = 12
-"""Actions and surfaces beyond this number are one slice."""
+"""This number of most frequent actions (or surfaces) have slices of their own. All others are one slice."""
 
 
 class SeenItems:
@@ -42,7 +42,7 @@ class SeenItems:
         self._keys, self._first_events = np.unique(users * self._num_items + places, return_index=True)
 
     def before(self, judged: JudgedEvents, places: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Returns whether the user had seen each item of `places` [J, k] before the judged event; -1 is no item."""
+        """Returns whether the user had seen each item of `places` [J, k] before the judged event; -1 means no item."""
         wanted = judged.users[:, None] * self._num_items + places
         found = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
         earlier = self._first_events[found] < judged.events[:, None]
@@ -81,7 +81,7 @@ def slicings_of(
 
 
 def history_items(sequences: Sequences, judged: JudgedEvents) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the items of all histories, as (number of the judged event, position in the catalogue)."""
+    """Returns an entry for each event of each history: (row of the judged event, position of the item)."""
     lengths = judged.lengths(sequences)
     events = ranges(sequences.offsets[:-1][judged.users], lengths)
     places = np.searchsorted(sequences.catalogue, sequences.item_ids[events])

@@ -28,7 +28,7 @@ def oracle(sequences: Sequences) -> ScoreEvents | None:
         config = from_dict(WorldConfig, truth, "world")
         # Both numbers count all items, even items without events. They are compared before memory is allocated.
         if config.num_items != dataset.num_items:
-            raise DataError(f"the world has {config.num_items:,} items, the dataset {dataset.num_items:,}")
+            raise DataError(f"the world has {config.num_items:,} items, but the dataset has {dataset.num_items:,}")
         columns = find_ids(oracle_item_ids(config), sequences.catalogue)
         if (columns < 0).any():
             raise DataError("the world does not have the items of the dataset")

@@ -1,7 +1,7 @@
 """Turns the contexts of requests, stored as JSON texts, into the context columns that a plan declares.
 
-Each distinct text is parsed once. A value is missing if its key is absent, if the JSON value is null, or if the event
-has no context. If a value does not have the declared type, an error names the feature and its line in the code.
+Each distinct text is parsed once. A value is missing if its key is absent, if the JSON value is null, or if there is
+no text. If a value does not have the declared type, an error names the feature and its line in the code.
 """
 
 from __future__ import annotations

@@ -49,13 +49,13 @@ def test_json_holds_every_row_and_is_kept_with_the_run(tackboard: Program, run: 
 def test_the_table_for_people_says_the_protocol(tackboard: Program, run: Path) -> None:
     lines = tackboard("evaluate", run, "--filter-seen", "--max-users", "5").out.splitlines()
     assert lines[0] == "5 users, 24 items; leave-last-out, full catalogue, ties against the target; step 6"
-    assert lines[1] == "items of the history are taken out"
+    assert lines[1] == "items of the history are taken out of the ranking"
     assert lines[2].split() == ["hr@1", "hr@5", "ndcg@1", "ndcg@5"]
     names = [*BASELINES, "model"]
     assert [line[:14].rstrip() for line in lines[3:8]] == names
     assert lines[8].split() == ["mrr", "recall@10", "coverage@10", "novelty@10", "repeats@10"]
     assert [line[:14].rstrip() for line in lines[9:14]] == names
-    assert re.fullmatch(r"recent, live: events of \d+ hours, the best window before the judged events", lines[14])
+    assert re.fullmatch(r"recent, live: counts the events of \d+ hours, the best window on earlier events", lines[14])
     assert lines[-1].startswith("slices and plots: ") and lines[-1].endswith(".html")
 
 
@@ -330,7 +330,7 @@ def test_popularity_counts_what_the_run_was_trained_on(
     # Without the own snapshot, the judged log is counted, with a warning.
     shutil.rmtree(own_dataset)
     answer = tackboard("evaluate", run.path, "--dataset", judged, "--json")
-    assert "warning: the baselines are fitted on the judged dataset, because of the run's own: " in answer.err
+    assert "warning: the baselines are fitted on the judged dataset, not on the dataset of the run: " in answer.err
     assert popularity(answer)["hr@1"] == 0.0
     gone = tackboard("evaluate", run.path)
     assert gone.code != 0 and str(own_dataset) in gone.err

@@ -56,7 +56,7 @@ class Bench:
     ties: tuple[str, ...] = TIE_RULES
     """Tie rules that make sense for the dataset. The first rule is the default."""
     quick_stride: int = 1
-    """With `--quick`, only one of this many users is kept."""
+    """With `--quick`, only every n-th user is kept; this setting is n."""
     quick_max_users: int = 0
     """The value of `max_users` in a run with `--quick`; 0 leaves `max_users` unchanged."""
     instant: str = "second"
@@ -88,8 +88,8 @@ BENCHES = {
             quick_stride=150,
             quick_max_users=1_000,
             instant="hour",
-            note="Users read articles again (one read in five repeats the read before), so the history stays in the "
-            "ranking. Times are whole hours; reads of one hour keep the publisher's order.",
+            note="Users read articles again (one read in five is of the same article as the user's previous read), so "
+            "the history stays in the ranking. Times are whole hours; reads of one hour keep the publisher's order.",
         ),
         Bench(
             name="deskdrop",
@@ -269,7 +269,7 @@ def settle_ties(events: pa.Table, rule: str) -> pa.Table:
     settled[by_rule] += np.arange(len(users)) - starts[group]
     if len(users) and not (np.diff(settled[by_rule]) > 0)[same_user].all():
         raise DataError(
-            "a user has more events at one instant than fit before the next instant",
+            "a user has more events at one instant than there are ms until the user's next instant with an event",
             allowed="allowed: one event per ms",
         )
     column = pa.array(settled)

@@ -7,8 +7,8 @@ the best NDCG@10 is chosen. A fit that diverges is a try like any other: it is s
 depends on the grid alone, and the first tries of a longer study are the tries of a shorter one, so --tries can be
 raised later. Every try is a cell (cells.py), so the study can be stopped and continued.
 
-The study writes nothing into the package. It prints the entry of each family (a method without its inputs) for
-tuned.py. methods.py reads the settings from tuned.py.
+The study writes nothing into the package. For each family (methods whose names differ only in their inputs), it prints
+the entry to be put into tuned.py. The module methods.py reads the settings from tuned.py.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
         STEPS: (0.75, 1.0, 1.35),
     },
 }
-"""Kind of method → setting → values. The number of steps is a multiple of the number in PinFM's recipe. Only PinFM has
-hashed tables with a rate of their own."""
+"""Kind of method → setting → values. The values of STEPS are factors by which the number of steps
+in PinFM's recipe is multiplied. Only PinFM has hashed tables with a rate of their own."""
 LARGE = {DROPOUT: (0.0, 0.1, 0.2, 0.3), STEPS: (1.0, 2.0, 3.0)}
 """The values that replace those of GRIDS if the catalogue is large. Training reads a large log only a few times, so
 there is less to gain from dropout and more from steps."""
@@ -217,7 +217,8 @@ def num_diverged(found: Sequence[tuple[Try, Result]]) -> int:
 
 
 def entry_of(method: Method, dataset: str, found: Sequence[tuple[Try, Result]], best: Try) -> str:
-    """Returns the entry of a family for tuned.py. Tries from before this study existed (docs/log.md) are added."""
+    """Returns the entry of a family for tuned.py. Its number of tries includes those made before this study existed
+    (docs/log.md)."""
     before = method.tuned(dataset)
     num_before = 0 if before.commit else before.tries
     parts = [f"{num_before} before the study" if num_before else "", f"{num_diverged(found)} diverged"]
