@@ -237,7 +237,7 @@ def all_baselines(
 
 
 def validation_events(sequences: Sequences, training: TrainingEvents) -> tuple[JudgedEvents, int]:
-    """Returns events to choose windows and fit the live head on, in the order of time, and the instant of their begin.
+    """Returns events to choose windows and fit the live head on, sorted by time, and the instant at which they begin.
 
     The events come from the validation slice or, if there is none, from the time of the newest training events.
     """

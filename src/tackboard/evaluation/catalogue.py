@@ -52,9 +52,9 @@ def judge_catalogue(
     max_users: int | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Returns the result. `trained` holds the histories of the log of training (default: `sequences`).
+    """Returns the result. `trained` holds the histories of the dataset of training (default: `sequences`).
 
-    `part` says which of these users training read. At most `max_users` users are judged. The judged events are ranked
+    `part` says which of the users training read. At most `max_users` users are judged. The judged events are ranked
     in the order of their times.
     """
     split = sequences.source.time_split

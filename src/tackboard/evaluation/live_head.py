@@ -4,7 +4,7 @@ A model of ids knows an item only after it was trained on the item's events. Liv
 not the user. The head joins the model and the counts: its score is a weighted sum of features of a user and an item at
 an instant t.
 
-    model        the model's score, and the same times log(1 + events of the history); both are 0 for items that the
+    model        the model's score, and this score times log(1 + events of the history); both are 0 for items that the
                  model was not trained on
     known        1 for items that the model was trained on, 0 for all other items
     counts       log(1 + positive events of the item) in each window before t; items that the model was trained on have
