@@ -111,7 +111,9 @@ def _print_rankings(result: dict[str, Any]) -> None:
     for name, hours in result.get("windows_h", {}).items():
         typer.echo(f"{name}: counts the events of {hours:g} hours, the best window on earlier events")
     if share := result.get("never_seen_share"):
-        typer.echo(f"{share:.1%} of the judged events are on items that training never saw: the model cannot rank them")
+        typer.echo(
+            f"{share:.1%} of the judged events are on items that training never saw, so the model knows nothing of them"
+        )
     if result["gap_closed"] is not None:
         typer.echo(_gap_sentence(result["gap_closed"], "log-loss" if "log_loss" in names else "HR@10"))
     if better := better_baseline(result["rows"]):

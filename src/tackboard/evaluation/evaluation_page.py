@@ -17,13 +17,13 @@ WORDS = {
 }
 TONES: Mapping[str, Tone] = {
     "model": "accent",
+    "model, live": "third",
     "recent, live": "second",
-    "item-to-item": "third",
-    "popularity": "strong",
-    "recently seen": "soft",
+    "item-to-item": "strong",
+    "popularity": "soft",
     "oracle": "raw",
 }
-"""The rivals in the charts, and their colours."""
+"""The rivals in the charts, and their colours. The table has all rivals."""
 MOST_LETTERS = 30
 """Longer labels are cut."""
 
@@ -97,7 +97,7 @@ def _add_slicing(section: Section, name: str, rows: Sequence[Mapping[str, Any]])
         [f"{shortened(label)} ({counts[label]:,})" for label in labels],
         bars,
         title=f"{metric.upper()} by {name}",
-        description=f"{metric.upper()} of every rival by {name}. In brackets: the number of judged events.",
+        description=f"{metric.upper()} of the main rivals by {name}. In brackets: the number of judged events.",
         x_label=metric.upper(),
     )
     section.chart(chart, WORDS.get(name, f"By the {name} of the judged event."))

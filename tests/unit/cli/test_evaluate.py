@@ -202,7 +202,7 @@ def test_a_run_by_time_is_judged_after_its_cut(tackboard: Program, run_by_time: 
     lines = answer.out.splitlines()
     assert f"each user's first positive event from {CUT} on, training before {CUT}, full catalogue" in lines[0]
     assert [line[:14].rstrip() for line in lines[3:9]] == [*BASELINES, "recent, frozen", "model"]
-    assert "of the judged events are on items that training never saw: the model cannot rank them" in answer.out
+    assert "of the judged events are on items that training never saw, so the model knows nothing of them" in answer.out
     assert "recent, frozen: counts the events of" in answer.out
 
 
