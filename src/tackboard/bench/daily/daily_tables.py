@@ -29,7 +29,7 @@ def daily_report(result: Mapping[str, Any]) -> Report:
     plan, periods = result["plan"], result["periods"]
     options = f" --dataset {plan['dataset']} --periods {plan['periods']} --tokens {plan['tokens']}"
     options += (f" --seed {result['seed']}" if result["seed"] else "") + (" --quick" if result["quick"] else "")
-    which = "the first positive event of each user" if plan["judged"] == "first" else "all positive events"
+    which = "the first positive event of each user is" if plan["judged"] == "first" else "all positive events are"
     return Report(
         result=result,
         theme=f"daily-{plan['dataset']}",
@@ -37,7 +37,7 @@ def daily_report(result: Mapping[str, Any]) -> Report:
         command=f"bench daily{options}",
         words=[
             f"The periods lie between {result['first_cut']} and {result['end']}. In each period, "
-            f"{which} are judged, for at most {plan['max_users']:,} users of the period, who are drawn by their ids. "
+            f"{which} judged, for at most {plan['max_users']:,} users of the period, who are drawn by their ids. "
             "Every item that appeared in the log before the event is ranked; items of the history stay in the ranking; "
             "ties count against the target.",
             f"Each trained arm reads {plan['tokens']:,} tokens in all. `{FROZEN}` reads all of them before the first "
