@@ -6,7 +6,8 @@
     make_requests       several requests whose distinct items are known already
     with_items          a batch of histories with further items, such as drawn negatives
 
-The functions take histories as one sequence column that contains `item`, features as columns, and ids of candidates.
+The functions take three things: histories, as one sequence column that contains `item`; features, as columns; and ids
+of candidates.
 They return tensors that share no memory with these columns. Whole numbers, ids and times become int64, other numbers
 become float32, a vector has the shape [rows, width], and a list is `Jagged`. Text cannot become a tensor, and no value
 may be missing.

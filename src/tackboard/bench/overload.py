@@ -9,10 +9,11 @@ number of answers per second that reach a client within the deadline of 200 ms. 
     loads      goodput at 0.5 to 3 times the capacity; the loads take turns, and the mean over the rounds counts
     peak       the largest mean goodput of all loads
 
-Decided: the aim is a ratio of two means over the same rounds, because the speed of a shared machine changes from second
-to second. The ramp only sets the request rates of the loads. Its samples are short, so the best of them is usually
-higher than the rate that the server can sustain, and twice the capacity is more than twice the sustainable rate. The
-CPU time of the clients is reported, because on a machine with two cores the clients take CPU time from the server.
+Decided: the aim (`LEAST_GOODPUT`) is a ratio of two means over the same rounds, because the speed of a shared machine
+changes from second to second. The ramp only sets the request rates of the loads. Its samples are short, so the best of
+them is usually higher than the rate that the server can sustain, and twice the capacity is more than twice the
+sustainable rate. The CPU time of the clients is reported, because on a machine with two cores the clients take CPU time
+from the server.
 """
 
 from __future__ import annotations
@@ -214,7 +215,8 @@ def report(result: Mapping[str, Any]) -> Report:
             "The server runs the demo's model with default settings. A request has "
             f"{result['candidates_per_request']:,} candidates as binary tensors, and its deadline is "
             f"{result['deadline_ms']} ms.",
-            "Arrivals are a Poisson process that does not wait for answers. A latency counts from the due time.",
+            "Arrivals are a Poisson process that does not wait for answers. A latency is measured from the time at "
+            "which the request was due to be sent.",
             f"Rates are per second, as means over {result['rounds']} rounds of {result['seconds_per_round']:g} s. "
             "The loads took turns. The CPU use of server and clients is in cores.",
             f"The peak is {result['peak_per_s']:g} answers in time per second. A single client that waits for every "

@@ -8,9 +8,10 @@ completed their parts, moves the files of the parts into the temporary folder, a
 the parts' manifests. One rename completes the checkpoint, as if one process had written it. Then the folder of parts is
 removed, which tells the other processes that the checkpoint is complete.
 
-Decided: the processes agree by files, because a thread writes while the main thread trains and uses the network. All
-processes know the TOKEN of this save, so the parts that a killed run has left are never taken. Every wait has a time
-limit; the error names the process for which this process has waited.
+Decided: the processes coordinate their writing through files and not over the network, because a second thread writes
+the checkpoint while the main thread trains and uses the network. All processes know the TOKEN of this save, so the
+parts that a killed run has left are never taken. Every wait has a time limit; the error names the process for which
+this process has waited.
 """
 
 from __future__ import annotations

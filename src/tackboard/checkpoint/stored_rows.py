@@ -138,7 +138,7 @@ def _check_disjoint(name: str, parts: Sequence[torch.Tensor]) -> None:
     starts = [0] * len(parts)
     while any(start < len(rows_N) for start, rows_N in zip(starts, parts, strict=True)):
         blocks = [rows_N[start : start + _ROWS_AT_ONCE] for start, rows_N in zip(starts, parts, strict=True)]
-        # All positions up to this one lie in the blocks.
+        # All positions up to `last` lie in the blocks.
         last = min(block[-1:] for block in blocks if len(block))
         ends = [int(torch.searchsorted(block, last, right=True)) for block in blocks]
         rows_B = torch.cat([block[:end] for block, end in zip(blocks, ends, strict=True)]).sort().values

@@ -286,7 +286,8 @@ def data_attributes(
         ),
     ] = None,
     step: Annotated[
-        str | None, typer.Option(help="Let live counts change once in this time; default: a twelfth of the window.")
+        str | None,
+        typer.Option(help="Let live counts change only at multiples of this time; default: a twelfth of the window."),
     ] = None,
     width: Annotated[int, typer.Option(help="Make vectors of this many numbers.")] = 32,
     window: Annotated[int, typer.Option(help="Call items neighbours if they are at most this many steps apart.")] = 5,

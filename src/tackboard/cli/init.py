@@ -106,7 +106,11 @@ def _summary(dataset: Dataset, report: ImportReport, recipe: Path, advice: Advic
     ]
     if report.impressions_kept:
         num_without = report.impressions_without_position
-        without = f"  ({num_without:,} without a position; --position names their column)" if num_without else ""
+        without = (
+            f"  ({num_without:,} without a position; name the column of positions with --position)"
+            if num_without
+            else ""
+        )
         lines.append(f"impressions  {report.impressions_kept:>12,}{without}")
     if dataset.fields:
         lines.append(f"fields       {', '.join(f'{name} ({kind})' for name, kind in dataset.fields.items())}")

@@ -153,7 +153,10 @@ def test_forgotten_users_and_missing_positions_are_told(folder: Path) -> None:
     options = ("--request", "call", "--impressions", "shown.csv")
     result = run(*options)
     assert result.exit_code == 0, result.output
-    assert "impressions             1  (1 without a position; --position names their column)" in result.output
+    assert (
+        "impressions             1  (1 without a position; name the column of positions with --position)"
+        in result.output
+    )
     add_forgotten(folder / "datasets" / "my-log", user_ids_of("bob"))
     lines = [" ".join(line.split()) for line in run(*options, "--force").output.splitlines()]
     assert "rows kept 2" in lines and "left out 1 events of forgotten users" in lines

@@ -1,8 +1,9 @@
 """This module reads Deskdrop, a log of what employees of CI&T did with articles in twelve months of 2016 and 2017.
 
 Rules: the action is eventType in lower case (view, like, bookmark, comment_created, follow). Times in the file are
-seconds. The session id becomes a field `session`, because a session is not a request. The fields `user_agent`, `region`
-and `country` are missing where the file has empty text. Events of one user at the same time keep the file's order.
+seconds. The session id becomes a field `session` and not the column `request`, because a session is not a request. The
+fields `user_agent`, `region` and `country` are missing where the file has empty text. Events of one user at the same
+time keep the file's order.
 """
 
 from __future__ import annotations
