@@ -24,7 +24,7 @@ from tackboard.data.config import PartOfUsers
 from tackboard.data.sequences import UserRanges
 from tackboard.data.source import SequenceSource
 from tackboard.data.step_plan import Segments, cut_segments
-from tackboard.data.stored_counts import IndexCounts, counted_once
+from tackboard.data.stored_counts import StoredCounts, counted_once
 from tackboard.data.time_split import shown_instant
 from tackboard.events.dataset import ITEMS
 from tackboard.events.schema import numpy_column
@@ -131,7 +131,7 @@ def index_training(
     )
 
 
-def _fits(counts: IndexCounts, source: SequenceSource, max_length: int) -> bool:
+def _fits(counts: StoredCounts, source: SequenceSource, max_length: int) -> bool:
     tokens, items = counts.arrays["bucket_tokens"], counts.arrays["item_counts"]
     num_segments, longest = counts.figures["num_segments"], counts.figures["longest"]
     fits = (len(tokens), len(items)) == (source.num_buckets, len(source.catalogue)) and 1 <= longest <= max_length
@@ -141,7 +141,7 @@ def _fits(counts: IndexCounts, source: SequenceSource, max_length: int) -> bool:
 
 def _pass_over(
     source: SequenceSource, max_length: int, users: PartOfUsers, *, newest_only: bool, quiet: bool
-) -> IndexCounts:
+) -> StoredCounts:
     """Counts tokens and positives in one pass over the events."""
     tokens = np.zeros(source.num_buckets, dtype=np.int64)
     # The index of an item in `counts` is its position in the catalogue, so `counts` has its final size from the start.
@@ -169,7 +169,7 @@ def _pass_over(
     if not num_segments or not counts.any():
         raise _nothing_to_train_on(source, users, has_events=bool(num_segments))
     figures = {"num_segments": num_segments, "longest": longest}
-    return IndexCounts({"bucket_tokens": tokens, "item_counts": counts}, figures)
+    return StoredCounts({"bucket_tokens": tokens, "item_counts": counts}, figures)
 
 
 def _nothing_to_train_on(source: SequenceSource, users: PartOfUsers, *, has_events: bool) -> DataError:

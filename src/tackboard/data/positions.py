@@ -20,7 +20,6 @@ import weakref
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from tackboard.core.errors import CorruptFileError, DataError, TackboardError
@@ -30,9 +29,7 @@ from tackboard.core.progress import Progress
 from tackboard.data.index import LONG
 from tackboard.data.source import SequenceSource, Spans
 from tackboard.data.stored_counts import index_place
-from tackboard.events.dataset import ITEMS
 from tackboard.events.schema import numpy_column
-from tackboard.features.entity_tables import find_ids
 
 KIND = "item positions"
 FILE_NAME = "item_positions"
@@ -80,15 +77,6 @@ def item_positions(source: SequenceSource, *, quiet: bool = True) -> ItemPositio
     return found
 
 
-def positions_of(item_ids: NDArray[np.int64], source: SequenceSource) -> NDArray[np.int32]:
-    """Returns the position of each item in the catalogue. Raises CorruptFileError if the catalogue lacks an item."""
-    encoded = pa.array(item_ids).dictionary_encode()
-    places = find_ids(source.catalogue, encoded.dictionary.to_numpy())
-    if (places < 0).any():
-        raise CorruptFileError(f"{source.dataset.path / ITEMS} lacks items that {source.dataset.events_path} has")
-    return places.astype(np.int32).take(encoded.indices.to_numpy())
-
-
 def _open(place: Path, source: SequenceSource) -> ItemPositions | None:
     """Opens the stored positions. Returns None if they do not exist, are damaged, or do not fit this dataset."""
     try:
@@ -107,6 +95,7 @@ def _store(place: Path, source: SequenceSource, *, quiet: bool) -> None:
     ):
         with (folder / FILE_NAME).open("wb") as file:
             for table in source.dataset.event_chunks(["item_id"]):
-                positions_of(numpy_column(table, "item_id"), source).astype(DTYPE).tofile(file)
+                ids = numpy_column(table, "item_id")
+                source.dataset.places_of_items(source.catalogue, ids).astype(DTYPE).tofile(file)
                 progress.advance(table.num_rows)
         write_manifest(folder, KIND, meant=[FILE_NAME])

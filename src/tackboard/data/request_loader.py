@@ -39,7 +39,7 @@ from tackboard.data.sequences import Sequences
 from tackboard.data.source import ReadCounters, SequenceSource, snapshot_path
 from tackboard.data.step_plan import StepPlan
 from tackboard.data.steps import NumberedSteps
-from tackboard.data.stored_counts import IndexCounts, counted_once
+from tackboard.data.stored_counts import StoredCounts, counted_once
 from tackboard.events.columns import one_array
 from tackboard.events.dataset import LABEL, REQUESTS, Dataset, open_dataset
 from tackboard.events.layout import RowReader
@@ -467,7 +467,7 @@ def count_tokens(
     return counts.arrays["bucket_tokens"], counts.figures["longest"]
 
 
-def _pass_over(source: RequestSource, choose: Choose, *, quiet: bool) -> IndexCounts:
+def _pass_over(source: RequestSource, choose: Choose, *, quiet: bool) -> StoredCounts:
     """Counts the tokens in one pass over the requests and their histories, one bucket at a time."""
     layout = source.dataset.layout
     tokens, longest = np.zeros(layout.num_buckets, dtype=np.int64), 0
@@ -491,7 +491,7 @@ def _pass_over(source: RequestSource, choose: Choose, *, quiet: bool) -> IndexCo
             f"{source.dataset.path} holds no requests of these users",
             fix="label a snapshot in which something was shown, or change data.validation_share and data.test_share",
         )
-    return IndexCounts({"bucket_tokens": tokens}, {"longest": longest})
+    return StoredCounts({"bucket_tokens": tokens}, {"longest": longest})
 
 
 def _flat(table: pa.Table, name: str) -> pa.Array:

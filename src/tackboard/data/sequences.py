@@ -100,6 +100,16 @@ class Sequences(UserRanges):
         return self.source.catalogue
 
     @functools.cached_property
+    def item_places(self) -> NDArray[np.int64]:
+        """Position in the catalogue of the item of each event [N]."""
+        return np.searchsorted(self.catalogue, self.item_ids)
+
+    @property
+    def known_at(self) -> NDArray[np.int64]:
+        """When each event was known [N]: its time, or the time at which it was received if that is later."""
+        return np.maximum(self.events.times, self.events.received)
+
+    @functools.cached_property
     def _history(self) -> Program:
         return Program(self.source.features.plan.trimmed([HISTORY]))
 

@@ -32,7 +32,7 @@ from tackboard.core.config import check, did_you_mean
 from tackboard.core.errors import ConfigError, DataError
 from tackboard.core.vocabulary import SINCE_LAST, Vocabulary
 from tackboard.data.sequences import Sequences, UserRanges
-from tackboard.data.stored_counts import IndexCounts, counted_once
+from tackboard.data.stored_counts import StoredCounts, counted_once
 from tackboard.data.time_split import TimeSplit
 from tackboard.events.dataset import Dataset, open_dataset
 from tackboard.events.layout import RowReader
@@ -381,7 +381,7 @@ def snapshot_path(lineage: Mapping[str, Any]) -> Path:
     return dataset if dataset.name == lineage["snapshot"] else dataset / lineage["snapshot"]
 
 
-def _count_known(source: SequenceSource) -> IndexCounts:
+def _count_known(source: SequenceSource) -> StoredCounts:
     """Counts the events that training may read, by item, action and surface, one bucket of users at a time."""
     dataset = source.dataset
     items = np.zeros(len(source.catalogue), dtype=np.int64)
@@ -403,7 +403,7 @@ def _count_known(source: SequenceSource) -> IndexCounts:
                 counts[name] += number
     arrays = {f"{kind}s": np.array(list(counts.values()), dtype=np.int64) for kind, counts in names.items()}
     figures = {"num_events": int(items.sum()), "num_users": num_users}
-    return IndexCounts({"items": items, **arrays}, figures)
+    return StoredCounts({"items": items, **arrays}, figures)
 
 
 def _since_event_before(events: EventTable) -> Column:

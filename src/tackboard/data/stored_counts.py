@@ -31,7 +31,7 @@ VERSION = 1
 
 
 @dataclasses.dataclass(frozen=True)
-class IndexCounts:
+class StoredCounts:
     """Holds the content of a stored index: arrays of whole numbers, and single whole numbers."""
 
     arrays: dict[str, NDArray[np.int64]]
@@ -41,9 +41,9 @@ class IndexCounts:
 def counted_once(
     dataset: Dataset,
     settings: Mapping[str, Any],
-    count: Callable[[], IndexCounts],
-    fits: Callable[[IndexCounts], bool],
-) -> IndexCounts:
+    count: Callable[[], StoredCounts],
+    fits: Callable[[StoredCounts], bool],
+) -> StoredCounts:
     """Returns the stored counts of a snapshot for these settings, or calls `count` and stores its result.
 
     `settings` must hold everything that decides the counts. `fits` says whether stored counts fit this dataset.
@@ -66,21 +66,21 @@ def index_place(dataset: Dataset, settings: Mapping[str, Any]) -> Path | None:
     return None if folder is None else folder / digest[:16]
 
 
-def _read(place: Path, fits: Callable[[IndexCounts], bool]) -> IndexCounts | None:
+def _read(place: Path, fits: Callable[[StoredCounts], bool]) -> StoredCounts | None:
     """Returns the stored index, or None if it does not exist, is damaged or does not fit."""
     try:
         manifest = verify_manifest(place, KIND)
         names = [entry["name"] for entry in manifest["files"]]
         arrays = {name: np.fromfile(place / name, "<i8").astype(np.int64) for name in names}
         figures = {name: value for name, value in manifest.items() if type(value) is int}
-        counts = IndexCounts(arrays, figures)
+        counts = StoredCounts(arrays, figures)
         is_sane = all(array.min(initial=0) >= 0 for array in arrays.values()) and fits(counts)
     except (OSError, DataError, KeyError, TypeError, ValueError):
         return None
     return counts if is_sane else None
 
 
-def _keep(place: Path, counts: IndexCounts) -> None:
+def _keep(place: Path, counts: StoredCounts) -> None:
     """Stores an index for the next run. Errors are ignored; for example, another run may have stored it already."""
     with contextlib.suppress(OSError, TackboardError):
         if place.exists():

@@ -10,7 +10,7 @@ import dataclasses
 from typing import Any
 
 from tackboard.data.source import SequenceSource
-from tackboard.data.stored_counts import IndexCounts, counted_once
+from tackboard.data.stored_counts import StoredCounts, counted_once
 from tackboard.events.checks.turnover import Turnover, measure_turnover
 
 VERSION = 1
@@ -23,11 +23,11 @@ def turnover_once(source: SequenceSource) -> Turnover:
     """Returns the stored measures of a dataset. If there are none, measures the dataset and stores the result."""
     names = [field.name for field in dataclasses.fields(Turnover)]
 
-    def count() -> IndexCounts:
+    def count() -> StoredCounts:
         measured = dataclasses.asdict(measure_turnover(source.dataset))
-        return IndexCounts({}, {name: value for name, value in measured.items() if value is not None})
+        return StoredCounts({}, {name: value for name, value in measured.items() if value is not None})
 
-    def fits(found: IndexCounts) -> bool:
+    def fits(found: StoredCounts) -> bool:
         missing = set(names) - set(found.figures)
         is_whole = missing <= OPTIONAL and min(found.figures[name] for name in set(names) - missing) >= 0
         return is_whole and found.figures["num_events"] == source.dataset.num_events

@@ -75,7 +75,7 @@ class TrainingEvents:
         return cls(
             items=places[kept],
             users=users,
-            times=_known_at(trained)[events],
+            times=trained.known_at[events],
             is_positive=trained.is_positive[events],
             num_items=len(trained.catalogue if catalogue is None else catalogue),
         )
@@ -91,9 +91,7 @@ class TrainingEvents:
 
     def live_counts(self) -> LiveCounts:
         """Returns the positive events, sorted by the time at which they were known."""
-        items, times = self.items[self.is_positive], self.times[self.is_positive]
-        order = np.argsort(times, kind="stable")
-        return LiveCounts(items[order], times[order], self.num_items)
+        return LiveCounts.sort(self.items[self.is_positive], self.times[self.is_positive], self.num_items)
 
 
 class Popularity:
@@ -211,11 +209,12 @@ def simple_baselines(sequences: Sequences, training: TrainingEvents) -> dict[str
 def all_baselines(
     sequences: Sequences,
     training: TrainingEvents,
+    live: LiveCounts,
     *,
     filter_seen: bool,
     appears_ms: NDArray[np.int64] | None = None,
 ) -> Baselines:
-    """Returns all baselines for the events of `sequences`. The windows are chosen on `validation_events`."""
+    """Returns all baselines. `live` holds the counts of `sequences`. The windows are chosen on `validation_events`."""
     rivals = simple_baselines(sequences, training) | {"recently seen": RecentlySeen(sequences).score}
     split = sequences.source.time_split
     chosen, begin_ms = validation_events(sequences, training)
@@ -223,7 +222,7 @@ def all_baselines(
     windows: dict[str, float] = {}
     # Leave-last-out judges events of all times, so it has no frozen counts.
     for name, counts, validation_ms, frozen_ms in (
-        ("recent, live", LiveCounts.of(sequences), None, None),
+        ("recent, live", live, None, None),
         *([("recent, frozen", training.live_counts(), begin_ms, training.end_ms)] if split is not None else []),
     ):
         rates = {}
@@ -262,17 +261,12 @@ def _drawn(judged: JudgedEvents, sequences: Sequences) -> JudgedEvents:
     return judged.take(np.sort(np.argsort(draw, kind="stable")[:NUM_VALIDATION_EVENTS]))
 
 
-def _known_at(sequences: Sequences) -> NDArray[np.int64]:
-    return np.maximum(sequences.events.times, sequences.events.received)
-
-
 def _newest_items(sequences: Sequences, judged: JudgedEvents, count: int) -> list[NDArray[np.int64]]:
     """Returns for each judged event the positions of the newest items of its history, oldest first."""
     begins = sequences.offsets[:-1][judged.users]
     starts = np.maximum(begins, judged.events - count)
     return [
-        np.searchsorted(sequences.catalogue, sequences.item_ids[start:end])
-        for start, end in zip(starts.tolist(), judged.events.tolist(), strict=True)
+        sequences.item_places[start:end] for start, end in zip(starts.tolist(), judged.events.tolist(), strict=True)
     ]
 
 

@@ -22,6 +22,7 @@ from tackboard.data.sequences import Sequences
 from tackboard.data.time_split import shown_instant
 from tackboard.evaluation.baselines import DRAW_STREAM, TrainingEvents, all_baselines, validation_events
 from tackboard.evaluation.judged_events import JudgedEvents, first_seen, judged_events
+from tackboard.evaluation.live_counts import LiveCounts
 from tackboard.evaluation.live_head import LiveFeatures, fit_live_head
 from tackboard.evaluation.ranking import (
     SIMPLE,
@@ -63,12 +64,13 @@ def judge_catalogue(
     appears_ms = first_seen(sequences)
     known = np.bincount(training.items, minlength=training.num_items) > 0
     by_time = None if split is None else appears_ms
-    found = all_baselines(sequences, training, filter_seen=settings.filter_seen, appears_ms=by_time)
+    live = LiveCounts.of(sequences)
+    found = all_baselines(sequences, training, live, filter_seen=settings.filter_seen, appears_ms=by_time)
     rivals = dict(found.rivals)
     rivals["model"] = rank_model(model, sequences, hashing, max_history, known=None if split is None else known)
     head = None
     if split is not None and split.has_slice:
-        features = LiveFeatures(sequences, known)
+        features = LiveFeatures(sequences, live, appears_ms, known)
         head = fit_live_head(features, rivals["model"], validation_events(sequences, training)[0])
         if head is not None:
             rivals["model, live"] = head.scores(features, rivals["model"])

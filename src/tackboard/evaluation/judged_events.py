@@ -45,7 +45,7 @@ class JudgedEvents:
 
     def items(self, sequences: Sequences) -> NDArray[np.int64]:
         """Returns the position in the catalogue of the item of each event [J]."""
-        return np.searchsorted(sequences.catalogue, sequences.item_ids[self.events])
+        return sequences.item_places[self.events]
 
     def lengths(self, sequences: Sequences) -> NDArray[np.int64]:
         """Returns the number of events before each event [J]."""
@@ -108,5 +108,5 @@ def judged_events(sequences: Sequences, judged: Judged) -> JudgedEvents:
 def first_seen(sequences: Sequences) -> NDArray[np.int64]:
     """Returns the time in ms of each item's first event in the log [V], or the largest int64 without events."""
     times = np.full(len(sequences.catalogue), np.iinfo(np.int64).max)
-    np.minimum.at(times, np.searchsorted(sequences.catalogue, sequences.item_ids), sequences.events.times)
+    np.minimum.at(times, sequences.item_places, sequences.events.times)
     return times

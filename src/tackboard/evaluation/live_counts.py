@@ -27,10 +27,14 @@ class LiveCounts:
     @classmethod
     def of(cls, sequences: Sequences) -> LiveCounts:
         """Returns all positive events of `sequences`. A window counts only the events before its end."""
-        known_at = np.maximum(sequences.events.times, sequences.events.received)[sequences.is_positive]
+        chosen = sequences.is_positive
+        return cls.sort(sequences.item_places[chosen], sequences.known_at[chosen], len(sequences.catalogue))
+
+    @classmethod
+    def sort(cls, items: NDArray[np.int64], known_at: NDArray[np.int64], num_items: int) -> LiveCounts:
+        """Returns the given positive events."""
         order = np.argsort(known_at, kind="stable")
-        items = np.searchsorted(sequences.catalogue, sequences.item_ids[sequences.is_positive][order])
-        return cls(items, known_at[order], len(sequences.catalogue))
+        return cls(items[order], known_at[order], num_items)
 
     def window(self, length_ms: int) -> CountWindow:
         """Returns a window of this length."""

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from tackboard.data.sequences import Sequences
 from tackboard.data.time_split import HOUR_MS
-from tackboard.evaluation.judged_events import JudgedEvents, first_seen
+from tackboard.evaluation.judged_events import JudgedEvents
 from tackboard.evaluation.live_counts import LiveCounts
 from tackboard.evaluation.ranking import ScoreEvents
 from tackboard.evaluation.slices import history_items
@@ -55,10 +55,11 @@ Floats = NDArray[np.float32]
 class LiveFeatures:
     """Computes the features of the items of a log at any instant, for a model that was trained on the items `known`."""
 
-    def __init__(self, sequences: Sequences, known: NDArray[np.bool_]) -> None:
-        self.sequences, self.known = sequences, known
-        self.appears_ms = first_seen(sequences)
-        counts = LiveCounts.of(sequences)
+    def __init__(
+        self, sequences: Sequences, counts: LiveCounts, appears_ms: NDArray[np.int64], known: NDArray[np.bool_]
+    ) -> None:
+        """`counts` and `appears_ms` [V] (see `first_seen`) are those of `sequences`; making them takes a pass each."""
+        self.sequences, self.appears_ms, self.known = sequences, appears_ms, known
         self._windows = [counts.window(round(hours * HOUR_MS)) for hours in WINDOWS_H]
         names = [*(f"counts {hours:g} h" for hours in WINDOWS_H), "age"]
         self.of_items = ("known", *(f"{name}, {kind}" for name in names for kind in ("known", "unknown")))

@@ -38,8 +38,8 @@ class SeenItems:
     def __init__(self, sequences: Sequences) -> None:
         self._num_items = len(sequences.catalogue)
         users = np.repeat(np.arange(len(sequences.user_ids)), np.diff(sequences.offsets))
-        places = np.searchsorted(sequences.catalogue, sequences.item_ids)
-        self._keys, self._first_events = np.unique(users * self._num_items + places, return_index=True)
+        keys = users * self._num_items + sequences.item_places
+        self._keys, self._first_events = np.unique(keys, return_index=True)
 
     def before(self, judged: JudgedEvents, places: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Returns whether the user had seen each item of `places` [J, k] before the judged event; -1 means no item."""
@@ -84,8 +84,7 @@ def history_items(sequences: Sequences, judged: JudgedEvents) -> tuple[NDArray[n
     """Returns an entry for each event of each history: (row of the judged event, position of the item)."""
     lengths = judged.lengths(sequences)
     events = ranges(sequences.offsets[:-1][judged.users], lengths)
-    places = np.searchsorted(sequences.catalogue, sequences.item_ids[events])
-    return np.repeat(np.arange(len(judged)), lengths), places
+    return np.repeat(np.arange(len(judged)), lengths), sequences.item_places[events]
 
 
 def sliced_rows(slicings: list[Slicing], ranked: Mapping[str, Ranked], cutoff: int) -> list[dict[str, Any]]:

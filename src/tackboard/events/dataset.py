@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from tackboard.core.config import suggest
 from tackboard.core.documents import blaming, read_document
@@ -154,6 +155,15 @@ class Dataset:
                 events = reader.read([self.layout.rows_of("events", bucket)], names)
                 self.layout.check_users(bucket, numpy_column(events, "user_id"), self.path)
                 yield events
+
+    def places_of_items(self, catalogue: NDArray[np.int64], item_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the position of each item in the sorted `catalogue`. Raises CorruptFileError if it lacks an item."""
+        encoded = pa.array(item_ids).dictionary_encode()
+        distinct = encoded.dictionary.to_numpy()
+        places = np.searchsorted(catalogue, distinct)
+        if (places >= len(catalogue)).any() or not np.array_equal(catalogue[places], distinct):
+            raise CorruptFileError(f"{self.path / ITEMS} lacks items that {self.events_path} has")
+        return np.asarray(places.take(encoded.indices.to_numpy()))
 
     def read_items(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Reads the items, one row each, sorted by item_id. Attributes that change with time have the newest value."""

@@ -16,7 +16,7 @@ import pytest
 from tackboard.core.errors import CorruptFileError
 from tackboard.core.manifest import MANIFEST, verify_manifest, write_manifest
 from tackboard.data import positions as positions_module
-from tackboard.data.positions import FILE_NAME, KIND, ItemPositions, item_positions, positions_of
+from tackboard.data.positions import FILE_NAME, KIND, ItemPositions, item_positions
 from tackboard.data.source import SequenceSource, open_sequences
 from tackboard.events.dataset import INDEX
 
@@ -39,7 +39,7 @@ def check(positions: ItemPositions | None, source: SequenceSource) -> None:
     assert np.array_equal(whole, expected)
     assert np.array_equal(positions.read([(3, 3), (5, 9), (1, 2)]), expected[[5, 6, 7, 8, 1]])
     assert not len(positions.read([]))
-    assert np.array_equal(positions_of(item_ids, source), expected)
+    assert np.array_equal(source.dataset.places_of_items(source.catalogue, item_ids), expected)
 
 
 def test_they_are_made_once_and_then_read(dataset: Path) -> None:
@@ -113,7 +113,8 @@ def test_a_file_cut_short_while_it_is_read_is_an_error(dataset: Path) -> None:
 def test_an_item_that_the_catalogue_lacks_is_an_error(dataset: Path) -> None:
     source = open_sequences(dataset)
     with pytest.raises(CorruptFileError, match="lacks items"):
-        positions_of(np.array([source.catalogue[0], source.catalogue[-1] + 1]), source)
+        unknown = np.array([source.catalogue[0], source.catalogue[-1] + 1])
+        source.dataset.places_of_items(source.catalogue, unknown)
 
 
 def test_writers_at_once_leave_one_file(dataset: Path) -> None:

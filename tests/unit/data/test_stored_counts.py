@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tackboard.data.stored_counts import IndexCounts, counted_once, index_place
+from tackboard.data.stored_counts import StoredCounts, counted_once, index_place
 from tackboard.events.dataset import open_dataset
 
 
@@ -15,11 +15,11 @@ def test_counts_are_made_once_for_the_same_settings(tmp_path: Path, make_dataset
     dataset = open_dataset(make_dataset(tmp_path, [(1, 2, "click", "home", 3), (1, 3, "click", "home", 4)]))
     made = []
 
-    def count() -> IndexCounts:
+    def count() -> StoredCounts:
         made.append(1)
-        return IndexCounts({"numbers": np.array([5, 7])}, {"total": 12})
+        return StoredCounts({"numbers": np.array([5, 7])}, {"total": 12})
 
-    def get(settings: dict[str, int], *, fits: bool = True) -> IndexCounts:
+    def get(settings: dict[str, int], *, fits: bool = True) -> StoredCounts:
         return counted_once(dataset, settings, count, lambda found: fits and found.figures["total"] == 12)
 
     for _ in range(2):

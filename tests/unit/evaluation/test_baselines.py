@@ -200,7 +200,9 @@ def test_nothing_after_the_cut_changes_a_fitted_baseline(
     for seed_after in (50, 51, 52):
         data = by_time(4, seed_after, slice_hours)
         training = TrainingEvents.of(data)
-        fitted = all_baselines(data, training, filter_seen=filter_seen, appears_ms=first_seen(data))
+        fitted = all_baselines(
+            data, training, LiveCounts.of(data), filter_seen=filter_seen, appears_ms=first_seen(data)
+        )
         assert data.cuts is not None and data.source.time_split is not None
         # These users have events before the cut; their histories end where training ends.
         users = np.flatnonzero(np.isin(data.user_ids, (2, 3, 4, 7, 8, 9)))
@@ -243,13 +245,13 @@ def test_the_window_is_not_chosen_on_held_out_events(tmp_path: Path, make_datase
     held_out_ms = start_ms + 59 * HOUR_MS + 10 * 60_000 + 1
     log += [(user, old, "click", "home", held_out_ms) for user in range(12 * 59)]
     sequences = load_sequences(make_dataset(tmp_path, log), ("click",))
-    fitted = all_baselines(sequences, TrainingEvents.of(sequences), filter_seen=False)
+    fitted = all_baselines(sequences, TrainingEvents.of(sequences), LiveCounts.of(sequences), filter_seen=False)
     assert 0 < fitted.window_h["recent, live"] <= 6.0
 
 
 def test_a_log_without_an_event_to_choose_by_has_a_day(tmp_path: Path, make_dataset: Callable[..., Path]) -> None:
     log = [(1, 5, "hide", "home", 1), (1, 6, "click", "home", 2)]
     sequences = load_sequences(make_dataset(tmp_path, log), ("click",))
-    fitted = all_baselines(sequences, TrainingEvents.of(sequences), filter_seen=False)
+    fitted = all_baselines(sequences, TrainingEvents.of(sequences), LiveCounts.of(sequences), filter_seen=False)
     assert fitted.window_h == {"recent, live": 24.0}
     assert set(fitted.rivals) == {"popularity", "item-to-item", "recently seen", "recent, live"}

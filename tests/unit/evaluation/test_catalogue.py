@@ -18,6 +18,7 @@ from tackboard.data.source import load_sequences
 from tackboard.evaluation.baselines import TrainingEvents, all_baselines
 from tackboard.evaluation.catalogue import judge_catalogue, result_name
 from tackboard.evaluation.judged_events import JUDGED, first_seen, judged_events
+from tackboard.evaluation.live_counts import LiveCounts
 from tackboard.evaluation.ranking import EvaluationConfig, rank_events
 from tackboard.events.synthetic.world_config import WorldConfig
 from tackboard.events.synthetic.world_dataset import write_world
@@ -60,7 +61,9 @@ def test_the_figures_equal_plain_loops(by_time: ByTime, tiny_config: Config, fil
     known = set(training.items.tolist())
     unknown = [place not in known for place in judged.items(sequences).tolist()]
     assert result["never_seen_share"] == pytest.approx(np.mean(unknown), abs=1e-6) and 0 < sum(unknown) < len(judged)
-    rivals = all_baselines(sequences, training, filter_seen=filter_seen, appears_ms=appears_ms).rivals
+    rivals = all_baselines(
+        sequences, training, LiveCounts.of(sequences), filter_seen=filter_seen, appears_ms=appears_ms
+    ).rivals
     num_items = (appears_ms <= sequences.events.times[judged.events].max()).sum()
     counts = training.counts()
     for name in BASELINES:
@@ -141,7 +144,9 @@ def test_baselines_count_what_training_read(by_time: ByTime, tiny_config: Config
     part = PartOfUsers("train", 0.5)
     other = judge(judged_log, tiny_config(), trained=trained, part=part)
     training = TrainingEvents.of(trained, part, judged_log.catalogue)
-    rival = all_baselines(judged_log, training, filter_seen=False, appears_ms=first_seen(judged_log)).rivals
+    rival = all_baselines(
+        judged_log, training, LiveCounts.of(judged_log), filter_seen=False, appears_ms=first_seen(judged_log)
+    ).rivals
     for name in ("popularity", "item-to-item", "recent, frozen"):
         found = rank_events(
             rival[name],

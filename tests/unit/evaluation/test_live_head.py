@@ -14,7 +14,8 @@ from tackboard.data.sequences import Sequences
 from tackboard.data.source import open_sequences
 from tackboard.data.time_split import HOUR_MS
 from tackboard.evaluation import live_head
-from tackboard.evaluation.judged_events import JudgedEvents, events_between
+from tackboard.evaluation.judged_events import JudgedEvents, events_between, first_seen
+from tackboard.evaluation.live_counts import LiveCounts
 from tackboard.evaluation.live_head import OF_MODEL, OF_OWN, WINDOWS_H, LiveFeatures, fit_live_head
 
 START_MS = 1_700_000_000_000
@@ -37,8 +38,12 @@ def known(sequences: Sequences, number: int = 7) -> NDArray[np.bool_]:
     return np.arange(len(sequences.catalogue)) < number
 
 
+def features_of(sequences: Sequences) -> LiveFeatures:
+    return LiveFeatures(sequences, LiveCounts.of(sequences), first_seen(sequences), known(sequences))
+
+
 def test_features_equal_a_plain_loop(sequences: Sequences) -> None:
-    features = LiveFeatures(sequences, known(sequences))
+    features = features_of(sequences)
     judged = events_between(sequences, START_MS + 200 * HOUR_MS, None)
     times, places = sequences.events.times, np.searchsorted(sequences.catalogue, sequences.item_ids)
     for number in (0, 5, 30, len(judged) - 1):
@@ -65,7 +70,7 @@ def test_features_equal_a_plain_loop(sequences: Sequences) -> None:
 def test_weights_that_made_the_choices_are_found(sequences: Sequences, monkeypatch: pytest.MonkeyPatch) -> None:
     """Choices are drawn by a head with given weights, from the features of the log; the fit finds these weights."""
     monkeypatch.setattr(live_head, "PENALTY", 0.0)
-    features = LiveFeatures(sequences, known(sequences))
+    features = features_of(sequences)
     judged = events_between(sequences, START_MS + 100 * HOUR_MS, None)
     judged = JudgedEvents(np.tile(judged.users, 60), np.tile(judged.events, 60))
     judged = judged.take(np.argsort(sequences.events.times[judged.events], kind="stable"))
@@ -92,7 +97,7 @@ def test_weights_that_made_the_choices_are_found(sequences: Sequences, monkeypat
 def test_a_large_catalogue_has_fewer_choices_and_nearly_the_same_weights(
     sequences: Sequences, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    features = LiveFeatures(sequences, known(sequences))
+    features = features_of(sequences)
     judged = events_between(sequences, START_MS + 100 * HOUR_MS, None)
 
     def score(chosen: JudgedEvents) -> NDArray[np.float32]:
@@ -108,6 +113,6 @@ def test_a_large_catalogue_has_fewer_choices_and_nearly_the_same_weights(
 
 
 def test_without_events_there_is_no_head(sequences: Sequences) -> None:
-    features = LiveFeatures(sequences, known(sequences))
+    features = features_of(sequences)
     nobody = JudgedEvents(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
     assert fit_live_head(features, lambda judged: np.zeros((len(judged), NUM_ITEMS)), nobody) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ def test_seen_items_leave_the_ranking_but_a_seen_target_stays(hand_made: Sequenc
 
     repeated = hand_made.item_ids.copy()
     repeated[hand_made.targets[0]] = repeated[0]  # user 1 comes back to A
-    again = Sequences(**{**vars(hand_made), "item_ids": repeated})
+    again = dataclasses.replace(hand_made, item_ids=repeated)
     first = held_out_events(again).take(slice(0, 1))
     assert evaluate(again, {"model": favours_a}, first, filter_seen=True)["rows"][0]["hr@1"] == 1.0
 

@@ -256,7 +256,7 @@ class PeriodJudge:
 
     def features(self, until_ms: int) -> LiveFeatures:
         """Returns the features of the head for a model that was trained on events before `until_ms`."""
-        return LiveFeatures(self.sequences, self.appears_ms < until_ms)
+        return LiveFeatures(self.sequences, self.counts, self.appears_ms, self.appears_ms < until_ms)
 
     def recent(
         self, choosing: JudgedEvents, *, known_until: int, frozen: tuple[int, int] | None = None

@@ -18,13 +18,11 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from tackboard.core.errors import CorruptFileError
 from tackboard.core.hashing import mix64
 from tackboard.events.checks.measures import DAY_MS, HOUR_MS, Sample
-from tackboard.events.dataset import ITEMS, Dataset
+from tackboard.events.dataset import Dataset
 from tackboard.events.schema import numpy_column, starts_of_users
 from tackboard.events.statistics import count_repeats
 
@@ -116,7 +114,7 @@ def measure_turnover(dataset: Dataset) -> Turnover:
         if not table.num_rows:
             continue
         users, event_times = numpy_column(table, "user_id"), numpy_column(table, "time_ms")
-        places = _places(catalogue, numpy_column(table, "item_id"), dataset)
+        places = dataset.places_of_items(catalogue, numpy_column(table, "item_id"))
         event_ages = np.maximum(event_times - births[places], 0)
         starts = starts_of_users(users)
         num_events, num_users = num_events + len(users), num_users + len(starts)
@@ -213,13 +211,3 @@ class _HalfLives:
         starts = np.flatnonzero(np.append(True, places[1:] != places[:-1]))
         counts = np.diff(np.append(starts, len(places)))
         return int(np.median(ages[starts + (counts - 1) // 2]))
-
-
-def _places(catalogue: Ints, item_ids: Ints, dataset: Dataset) -> Ints:
-    """Returns the position of each item in the catalogue. Raises CorruptFileError if the catalogue lacks an item."""
-    encoded = pa.array(item_ids).dictionary_encode()
-    distinct = encoded.dictionary.to_numpy()
-    places = np.minimum(np.searchsorted(catalogue, distinct), len(catalogue) - 1)
-    if not np.array_equal(catalogue[places], distinct):
-        raise CorruptFileError(f"{dataset.path / ITEMS} lacks items that {dataset.events_path} has")
-    return np.asarray(places.take(encoded.indices.to_numpy()))

@@ -36,7 +36,8 @@ def test_every_plan_names_a_recipe_and_settings_that_exist(name: str) -> None:
     from tackboard.core.config import apply_overrides
 
     plan = PLANS[name]
-    apply_overrides(find_recipe(plan.recipe), [*plan.settings, "data.split=time", "data.cut=0.5"])
+    config = apply_overrides(find_recipe(plan.recipe), [*plan.settings, "data.split=time", "data.cut=0.5"])
+    assert (config.data.split, config.optimizer.warmup_steps) == ("time", 10)
 
 
 def test_wrong_plans_are_refused(tmp_path: Path) -> None:
