@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tackboard.bench.daily.periods import PLANS, SMALL, find_dataset
+from tackboard.bench.quality.data import of_dataset
 from tackboard.bench.report import Report, Table, where_and_when
-from tackboard.core.config import did_you_mean
-from tackboard.core.errors import UsageError
 from tackboard.core.files import read_json, write_json_atomic
 from tackboard.core.progress import say
 from tackboard.flow.command import run_command
@@ -63,13 +62,7 @@ def measure_splits(
     folder: Path, dataset: str, *, data: Path | None = None, tokens: int | None = None, seed: int = 0
 ) -> dict[str, Any]:
     """Returns the tables of both splits. Finished runs stay in `folder`."""
-    if dataset not in SPLIT_PLANS:
-        raise UsageError(
-            f"--dataset {dataset} is not known",
-            allowed=f"allowed: {', '.join(SPLIT_PLANS)}",
-            fix=did_you_mean(dataset, SPLIT_PLANS),
-        )
-    plan = SPLIT_PLANS[dataset]
+    plan = of_dataset(dataset, SPLIT_PLANS)
     plan = dataclasses.replace(plan, tokens=tokens or plan.tokens)
     folder.mkdir(parents=True, exist_ok=True)
     path = find_dataset(dataset, folder, data)

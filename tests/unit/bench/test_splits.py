@@ -17,8 +17,9 @@ from tackboard.recipes.registry import find_recipe
 
 def test_every_plan_names_a_recipe_and_settings_that_exist() -> None:
     for plan in SPLIT_PLANS.values():
-        apply_overrides(find_recipe(plan.recipe), [*plan.settings, "data.split=time", f"data.cut={plan.cut}"])
-    with pytest.raises(UsageError, match="--dataset news2 is not known"):
+        config = apply_overrides(find_recipe(plan.recipe), [*plan.settings, "data.split=time", f"data.cut={plan.cut}"])
+        assert (config.data.split, config.data.cut) == ("time", plan.cut)
+    with pytest.raises(UsageError, match="--dataset news2 does not exist"):
         measure_splits(Path(), "news2")
 
 

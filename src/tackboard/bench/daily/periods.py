@@ -17,8 +17,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from tackboard.bench.quality.data import BENCHES, find_files
-from tackboard.core.config import did_you_mean
+from tackboard.bench.quality.data import BENCHES, find_files, of_dataset
 from tackboard.core.errors import DataError, UsageError
 from tackboard.core.progress import say
 from tackboard.data.time_split import HOUR_MS
@@ -105,13 +104,7 @@ PLANS = {
 
 def find_plan(dataset: str, *, periods: int | None, tokens: int | None, quick: bool) -> DailyPlan:
     """Returns the plan of a log, with other numbers of periods and tokens if they are given."""
-    if dataset not in PLANS:
-        raise UsageError(
-            f"--dataset {dataset} is not known",
-            allowed=f"allowed: {', '.join(PLANS)}",
-            fix=did_you_mean(dataset, PLANS),
-        )
-    plan = PLANS[dataset]
+    plan = of_dataset(dataset, PLANS)
     if quick:
         plan = dataclasses.replace(plan, periods=3, tokens=min(plan.tokens, 240_000), max_users=200)
     plan = dataclasses.replace(plan, periods=periods or plan.periods, tokens=tokens or plan.tokens)

@@ -24,10 +24,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tackboard.bench.quality.data import find_bench, prepare, prepared_name
+from tackboard.bench.quality.data import find_bench, of_dataset, prepare, prepared_name
 from tackboard.bench.transfer.data import Indices, user_offsets, write_beginning
-from tackboard.core.config import did_you_mean
-from tackboard.core.errors import UsageError
 from tackboard.core.files import staging_directory
 from tackboard.core.progress import say
 from tackboard.data.derived_attributes import VectorsConfig, add_attributes
@@ -108,14 +106,8 @@ SOURCES = {
 
 
 def find_source(name: str) -> FinetuneSource:
-    """Returns the dataset with this name. An unknown name raises UsageError, which suggests the closest name."""
-    if name not in SOURCES:
-        raise UsageError(
-            f"--dataset {name} does not exist",
-            allowed=f"allowed: {', '.join(SOURCES)}",
-            fix=did_you_mean(name, SOURCES),
-        )
-    return SOURCES[name]
+    """Returns the dataset with this name."""
+    return of_dataset(name, SOURCES)
 
 
 def names_of(source: FinetuneSource, *, quick: bool) -> tuple[str, str]:

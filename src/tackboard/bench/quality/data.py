@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +34,7 @@ from tackboard.events.public import listing
 from tackboard.events.public.publisher import PublicData, PublicDataset, read_public
 from tackboard.events.schema import encode, numpy_column, starts_of_users
 
+Value = TypeVar("Value")
 TIE_RULES = ("file", "reverse", "random")
 TIE_SEED = 20261115
 TIE_STREAM = 31
@@ -130,14 +131,19 @@ class DatasetFacts:
 
 
 def find_bench(name: str) -> Bench:
-    """Returns the dataset with this name. An unknown name raises UsageError, which suggests the closest name."""
-    if name not in BENCHES:
+    """Returns the dataset with this name."""
+    return of_dataset(name, BENCHES)
+
+
+def of_dataset(name: str, known: Mapping[str, Value]) -> Value:
+    """Returns the entry of a dataset. An unknown name raises UsageError, which suggests the closest name."""
+    if name not in known:
         raise UsageError(
             f"--dataset {name} does not exist",
-            allowed=f"allowed: {', '.join(BENCHES)}",
-            fix=did_you_mean(name, BENCHES),
+            allowed=f"allowed: {', '.join(known)}",
+            fix=did_you_mean(name, known),
         )
-    return BENCHES[name]
+    return known[name]
 
 
 def prepared_name(bench: Bench, ties: str, stride: int = 1) -> str:

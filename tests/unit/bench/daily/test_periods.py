@@ -41,7 +41,7 @@ def test_every_plan_names_a_recipe_and_settings_that_exist(name: str) -> None:
 
 
 def test_wrong_plans_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--dataset deskdrob is not known"):
+    with pytest.raises(UsageError, match="--dataset deskdrob does not exist"):
         find_plan("deskdrob", periods=None, tokens=None, quick=False)
     with pytest.raises(UsageError, match="--tokens 10 is too small"):
         find_plan("news", periods=None, tokens=10, quick=False)
