@@ -292,13 +292,12 @@ def check_unseen_events(source: SequenceSource, trained_on: Mapping[str, Any], t
     from tackboard.core.errors import UsageError
     from tackboard.data.time_split import shown_instant
 
-    until_ms = trained_on.get("until_ms")
-    if until_ms is None and trained is not None:
-        until_ms = int(trained.dataset.statistics["last_ms"]) + 1
+    # Runs of older versions did not record their end.
+    end_ms = trained_on.get("end_ms", None if trained is None else trained.end_ms)
     split = source.time_split
-    if split is not None and until_ms is not None and split.cut_ms < until_ms:
+    if split is not None and end_ms is not None and split.cut_ms < end_ms:
         raise UsageError(
-            f"--cut {shown_instant(split.cut_ms)} lies before the end of training, {shown_instant(until_ms)}",
+            f"--cut {shown_instant(split.cut_ms)} lies before the end of training, {shown_instant(end_ms)}",
             allowed="a run is judged only on events that it was not trained on",
             fix="train with --set data.split=time --set data.cut=INSTANT, or name a newer dataset: --dataset DATASET",
         )

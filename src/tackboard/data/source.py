@@ -73,14 +73,12 @@ class ReadCounters:
 
 @dataclasses.dataclass(frozen=True)
 class KnownNames:
-    """How many events training may read: for each item of the catalogue [V], for each action and each surface of the
-    dataset, and in total. `num_users` is the number of users with such events."""
+    """How many events training may read: for each item of the catalogue [V], and for each action and each surface of
+    the dataset."""
 
     items: NDArray[np.int64]
     actions: NDArray[np.int64]
     surfaces: NDArray[np.int64]
-    num_events: int
-    num_users: int
 
     def vocabulary(self, own: Vocabulary) -> Vocabulary:
         """Returns the names of `own`, the vocabulary of the dataset, that training may see."""
@@ -157,7 +155,7 @@ class SequenceSource:
     def known(self) -> KnownNames:
         """The items, actions and surfaces of the events that training may read. They are counted once per snapshot."""
         num_names = len(self.dataset.actions), len(self.dataset.surfaces)
-        settings = {"kind": "known names", **self.instants()}
+        settings = {"kind": "known names", "end_ms": self.end_ms}
         counts = counted_once(
             self.dataset,
             settings,
@@ -167,13 +165,7 @@ class SequenceSource:
                 and (len(found.arrays["actions"]), len(found.arrays["surfaces"])) == num_names
             ),
         )
-        return KnownNames(
-            items=counts.arrays["items"],
-            actions=counts.arrays["actions"],
-            surfaces=counts.arrays["surfaces"],
-            num_events=counts.figures["num_events"],
-            num_users=counts.figures["num_users"],
-        )
+        return KnownNames(**counts.arrays)
 
     @property
     def known_items(self) -> NDArray[np.int64]:
@@ -386,14 +378,10 @@ def _count_known(source: SequenceSource) -> StoredCounts:
     dataset = source.dataset
     items = np.zeros(len(source.catalogue), dtype=np.int64)
     names = {kind: dict.fromkeys(getattr(dataset, f"{kind}s"), 0) for kind in ("action", "surface")}
-    num_users = 0
     for bucket in range(source.num_buckets):
         columns = dict.fromkeys([*source.columns_of_ranges, "item_id", "surface"])
         table = source.read_columns(source.spans_of([bucket]), list(columns))
-        found = source.ranges_of_users(table)
-        lengths = found.train_ends - found.offsets[:-1]
-        num_users += int((lengths > 0).sum())
-        chosen = found.training_events()
+        chosen = source.ranges_of_users(table).training_events()
         places = find_ids(source.catalogue, numpy_column(table, "item_id")[chosen])
         items += np.bincount(places[places >= 0], minlength=len(items))
         for kind, counts in names.items():
@@ -402,8 +390,7 @@ def _count_known(source: SequenceSource) -> StoredCounts:
             for name, number in zip(encoded.dictionary.to_pylist(), numbers.tolist(), strict=True):
                 counts[name] += number
     arrays = {f"{kind}s": np.array(list(counts.values()), dtype=np.int64) for kind, counts in names.items()}
-    figures = {"num_events": int(items.sum()), "num_users": num_users}
-    return StoredCounts({"items": items, **arrays}, figures)
+    return StoredCounts({"items": items, **arrays}, {})
 
 
 def _since_event_before(events: EventTable) -> Column:
